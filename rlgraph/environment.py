@@ -1,0 +1,225 @@
+"""The environment contract, and what every environment shares: the time limit and autoreset.
+
+An environment is one Python module (its *definition*) of pure functions over an array namespace `xp`
+(`jax.numpy`, `array_api_compat.torch` or `numpy`):
+
+    ID                               "CartPole-v1"
+    MAX_EPISODE_STEPS                steps before an episode is cut off, or None
+    REWARD_THRESHOLD                 mean return that counts as solved, or None
+    RESET_DRAWS, STEP_DRAWS          uniforms in [0, 1) consumed per environment by `reset` and by `step`
+    Params                           frozen dataclass of Python numbers: static to jit, constant in a CUDA graph
+    State                            NamedTuple of arrays, each [B] or [B, n]
+    observation_space(params)        -> gymnasium.spaces.Box
+    action_space(params)             -> gymnasium.spaces.Discrete or Box
+    reset(xp, u_BR, params)          -> State
+    step(xp, state, action, u_BS, params)  -> State, reward [B] float32, terminated [B] bool
+    observe(xp, state, params)       -> observation [B, *observation_space.shape], of the space's dtype
+
+`u_BR` always has at least one column, so that a definition without random starts can take shape and device from
+`u_BR[:, 0]`. Discrete actions arrive as integers [B]; Box actions as float32 [B, *action_space.shape], not clipped.
+
+Randomness comes in as arrays, so the same uniforms give the same trajectory on every backend.
+Shape letters: B environments, R and S draws of a reset and of a step, D observation size.
+"""
+
+import dataclasses
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+
+from rlgraph.errors import UsageError, unknown
+
+Array = Any
+SAME_STEP, NEXT_STEP, DISABLED = "SameStep", "NextStep", "Disabled"  # gymnasium.vector.AutoresetMode's values
+
+
+class Carry(NamedTuple):
+    """What a batch of environments remembers between steps."""
+
+    state: NamedTuple  # the definition's State: leaves [B] or [B, n]
+    elapsed_B: Array  # [B] int32, steps taken in the running episode
+    done_B: Array  # [B] bool, the last step ended the episode and no reset has followed
+
+
+class Step(NamedTuple):
+    """What one step gives. With SAME_STEP, `obs` is the first of the next episode where one ended."""
+
+    carry: Carry
+    obs: Array  # [B, *observation shape]
+    reward_B: Array  # [B] float32
+    terminated_B: Array  # [B] bool, the environment reached an end
+    truncated_B: Array  # [B] bool, the time limit was reached (may be True together with terminated)
+    final_obs: Array  # [B, *observation shape], the observation that the step led to, before any reset
+
+
+@dataclasses.dataclass(frozen=True)
+class Environment:
+    """A definition with its parameters and time limit: hashable, so static to jit and to a capture."""
+
+    id: str
+    definition: ModuleType
+    params: Any
+    max_episode_steps: int | None
+
+    @property
+    def observation_space(self) -> gymnasium.spaces.Box:
+        return self.definition.observation_space(self.params)
+
+    @property
+    def action_space(self) -> gymnasium.spaces.Space:
+        return self.definition.action_space(self.params)
+
+    @property
+    def reset_draws(self) -> int:
+        """Columns of uniforms that `reset` takes: at least one, see the module's text."""
+        return max(1, self.definition.RESET_DRAWS)
+
+    @property
+    def draws(self) -> int:
+        """Columns of uniforms that `step` takes: the definition's own, then those of the autoreset."""
+        return self.definition.STEP_DRAWS + self.reset_draws
+
+    def reset(self, xp: ModuleType, u_BR: Array) -> tuple[Carry, Array]:
+        """Start B episodes.
+
+        Args:
+            xp: array namespace.
+            u_BR: [B, reset_draws] float32 uniforms in [0, 1).
+
+        Returns:
+            The carry and the first observations [B, *observation shape].
+        """
+        state = self.definition.reset(xp, u_BR, self.params)
+        elapsed_B = xp.zeros_like(u_BR[:, 0], dtype=xp.int32)
+        carry = Carry(state, elapsed_B, elapsed_B > 0)
+        return carry, self.definition.observe(xp, state, self.params)
+
+    def step(self, xp: ModuleType, carry: Carry, action: Array, u_BN: Array, autoreset: str) -> Step:
+        """One step of B environments, with the time limit and Gymnasium's autoreset.
+
+        Args:
+            xp: array namespace.
+            carry: from `reset` or the last `step`.
+            action: [B] integers (Discrete) or [B, *action shape] float32 (Box).
+            u_BN: [B, draws] float32 uniforms in [0, 1).
+            autoreset: SAME_STEP (reset at once, `final_obs` keeps the last observation), NEXT_STEP (the step after
+                the end ignores its action, resets, and gives reward 0 and no flags) or DISABLED (the caller resets).
+        """
+        n = self.definition.STEP_DRAWS
+        state, reward_B, terminated_B = self.definition.step(xp, carry.state, action, u_BN[:, :n], self.params)
+        elapsed_B = carry.elapsed_B + 1
+        truncated_B = self._out_of_time(xp, elapsed_B)
+
+        if autoreset == NEXT_STEP:
+            fresh, _ = self.reset(xp, u_BN[:, n:])
+            state = select(xp, carry.done_B, fresh.state, state)
+            elapsed_B = xp.where(carry.done_B, fresh.elapsed_B, elapsed_B)
+            reward_B = xp.where(carry.done_B, xp.zeros_like(reward_B), reward_B)
+            terminated_B, truncated_B = terminated_B & ~carry.done_B, truncated_B & ~carry.done_B
+
+        done_B = terminated_B | truncated_B
+        final_obs = self.definition.observe(xp, state, self.params)
+        if autoreset != SAME_STEP:
+            return Step(
+                Carry(state, elapsed_B, done_B), final_obs, reward_B, terminated_B, truncated_B, final_obs
+            )
+
+        fresh, fresh_obs = self.reset(xp, u_BN[:, n:])
+        carry = Carry(
+            select(xp, done_B, fresh.state, state),
+            xp.where(done_B, fresh.elapsed_B, elapsed_B),
+            fresh.done_B,
+        )
+        obs = select(xp, done_B, fresh_obs, final_obs)
+        return Step(carry, obs, reward_B, terminated_B, truncated_B, final_obs)
+
+    def _out_of_time(self, xp: ModuleType, elapsed_B: Array) -> Array:
+        if self.max_episode_steps is None:
+            return elapsed_B < 0
+        return elapsed_B >= self.max_episode_steps
+
+
+def select(xp: ModuleType, mask_B: Array, new: Any, old: Any) -> Any:
+    """`new` where the mask holds, else `old`: arrays [B, ...] or a NamedTuple of them."""
+    if isinstance(new, tuple):
+        return type(new)(*(select(xp, mask_B, n, o) for n, o in zip(new, old)))
+    return xp.where(mask_B.reshape(mask_B.shape + (1,) * (new.ndim - 1)), new, old)
+
+
+def build(
+    definition: ModuleType, id: str | None = None, max_episode_steps: int | None = None, **params
+) -> Environment:
+    """An `Environment` from its definition, checked against the contract.
+
+    Args:
+        definition: the module, see this module's text.
+        id: its name; the definition's `ID` by default.
+        max_episode_steps: None for the definition's own limit, -1 for none (as in `gymnasium.make`).
+        params: fields of the definition's `Params` to replace.
+
+    Raises:
+        UsageError: an unknown parameter, a limit below 1, or a definition that breaks the contract.
+    """
+    required = ("ID", "RESET_DRAWS", "STEP_DRAWS", "Params", "State", "reset", "step", "observe")
+    required += ("observation_space", "action_space", "MAX_EPISODE_STEPS", "REWARD_THRESHOLD")
+    missing = [name for name in required if not hasattr(definition, name)]
+    if missing:
+        raise UsageError(f"environment {definition.__name__!r} lacks {', '.join(missing)}: add it to its file")
+    if max_episode_steps is None:
+        max_episode_steps = definition.MAX_EPISODE_STEPS
+    elif max_episode_steps == -1:
+        max_episode_steps = None
+    elif max_episode_steps < 1:
+        raise UsageError(
+            f"max_episode_steps must be at least 1, or -1 for no limit, but is {max_episode_steps}"
+        )
+    env = Environment(
+        id or definition.ID, definition, replace_params(definition.Params(), params), max_episode_steps
+    )
+    _check(env)
+    return env
+
+
+def replace_params(params: Any, changes: dict[str, Any]) -> Any:
+    """`params` with fields replaced; a name that it does not have is an error naming the nearest one."""
+    names = [field.name for field in dataclasses.fields(params)]
+    for name in changes:
+        if name not in names:
+            raise unknown("environment parameter", name, names)
+    return dataclasses.replace(params, **changes)
+
+
+def _check(env: Environment) -> None:
+    """Run the definition once on numpy and compare shapes and dtypes with the contract."""
+    B = 3
+    u = np.linspace(0.1, 0.9, B * env.draws, dtype=np.float32).reshape(B, env.draws)
+    space = env.action_space
+    if isinstance(space, gymnasium.spaces.Discrete):
+        action = np.full(B, space.start, dtype=np.int64)
+    elif isinstance(space, gymnasium.spaces.Box):
+        action = np.zeros((B, *space.shape), dtype=np.float32)
+    else:
+        raise UsageError(f"environment {env.id!r}: action_space must be Discrete or Box, not {space}")
+    start, obs = env.reset(np, u[:, : env.reset_draws])
+    step = env.step(np, start, action, u, SAME_STEP)
+
+    observation = (env.observation_space.dtype, (B, *env.observation_space.shape))
+    facts = [
+        ("observe after reset", obs, observation),
+        ("observe after step", step.final_obs, observation),
+        ("reward of step", step.reward_B, (np.dtype(np.float32), (B,))),
+        ("terminated of step", step.terminated_B, (np.dtype(np.bool_), (B,))),
+    ]
+    for name, before, after in zip(start.state._fields, start.state, step.carry.state):
+        if before.shape[:1] != (B,):
+            raise UsageError(
+                f"environment {env.id!r}: state leaf {name!r} has shape {before.shape}, not [B, ...]"
+            )
+        facts.append((f"state leaf {name!r} after step", after, (before.dtype, before.shape)))
+    for what, got, (dtype, shape) in facts:
+        if (got.dtype, got.shape) != (dtype, shape):
+            raise UsageError(
+                f"environment {env.id!r}: {what} is {got.dtype}{list(got.shape)}, must be {dtype}{list(shape)}"
+            )

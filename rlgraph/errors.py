@@ -1,0 +1,20 @@
+"""Errors that a user causes, each one line that says what to do."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UsageError(ValueError):
+    """A wrong name, option or value. The command line prints it as one line and exits with code 2."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
+    """An error for a name that is not in `known`, with the nearest known name in it.
+
+    Matching ignores case, so `cartpole-v1` finds `CartPole-v1`.
+    """
+    known = list(known)
+    folded = {k.casefold(): k for k in known}
+    near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.5)
+    hint = f"did you mean {folded[near[0]]!r}?" if near else f"known: {', '.join(sorted(known))}"
+    return UsageError(f"unknown {kind} {name!r}; {hint}")

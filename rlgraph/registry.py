@@ -1,0 +1,69 @@
+"""Environments by name: the ones that ship, the ones that a program registers, and a user's own file."""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from rlgraph.environment import Environment, build
+from rlgraph.errors import UsageError, unknown
+
+# Written out: nothing is scanned, and nothing is imported before it is asked for.
+ENVIRONMENTS: dict[str, str | ModuleType] = {
+    "Acrobot-v1": "rlgraph.envs.acrobot",
+    "CartPole-v1": "rlgraph.envs.cartpole",
+    "MountainCar-v0": "rlgraph.envs.mountain_car",
+    "MountainCarContinuous-v0": "rlgraph.envs.mountain_car_continuous",
+    "Pendulum-v1": "rlgraph.envs.pendulum",
+}
+
+
+def register(definition: ModuleType) -> None:
+    """Make a definition known under its `ID`, replacing an earlier one of that name.
+
+    Args:
+        definition: a module that keeps the contract of `rlgraph.environment`.
+
+    Raises:
+        UsageError: the definition breaks the contract.
+    """
+    build(definition)
+    ENVIRONMENTS[definition.ID] = definition
+
+
+def make(id: str, max_episode_steps: int | None = None, **params) -> Environment:
+    """The environment of a registered name, or of a Python file.
+
+    Args:
+        id: "CartPole-v1", or the path of a definition, "my_env.py".
+        max_episode_steps: None for the environment's own time limit, -1 for none.
+        params: fields of its `Params` to replace, such as `g=9.81`.
+
+    Raises:
+        UsageError: no such name, file or parameter, or a definition that breaks the contract.
+    """
+    return build(_definition(id), max_episode_steps=max_episode_steps, **params)
+
+
+def _definition(id: str) -> ModuleType:
+    if id.endswith(".py"):
+        return _from_file(Path(id))
+    if id not in ENVIRONMENTS:
+        raise unknown("environment", id, ENVIRONMENTS)
+    found = ENVIRONMENTS[id]
+    return importlib.import_module(found) if isinstance(found, str) else found
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"no environment file {str(path)!r}: give the path of a Python file, or a known name")
+    name = f"rlgraph_user_env_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up by name
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UsageError(f"environment file {str(path)!r} fails to load: {error!r}") from error
+    return module
