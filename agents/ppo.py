@@ -1,0 +1,116 @@
+"""PPO's configuration, shared by both backends, and the one that ships for each environment.
+
+Schulman et al., "Proximal Policy Optimization Algorithms" (2017); the details follow Huang et al., "The 37
+Implementation Details of Proximal Policy Optimization" (2022).
+"""
+
+from dataclasses import dataclass
+
+from rlgraph.config import TrainConfig
+from rlgraph.errors import UsageError
+
+# What one iteration reports, in this order, in one vector on the device. Means over the iteration's minibatches,
+# but for the last three, which are sums over the episodes that ended in it.
+METRICS = (
+    "policy_loss",
+    "value_loss",
+    "entropy",
+    "approx_kl",
+    "clip_fraction",
+    "grad_norm",
+    "learning_rate",
+    "updates",
+    "episode_return_sum",
+    "episode_length_sum",
+    "episodes",
+)
+
+
+@dataclass(frozen=True)
+class PPOConfig(TrainConfig):
+    num_envs: int = 64
+    """Environments stepped side by side, B."""
+    num_steps: int = 64
+    """Steps an iteration in each environment, T."""
+    learning_rate: float = 2.5e-3
+    """Adam's step size at the start."""
+    anneal_lr: bool = True
+    """Let the learning rate fall linearly to zero over the run."""
+    gamma: float = 0.99
+    """Discount factor a step."""
+    gae_lambda: float = 0.95
+    """Lambda of generalised advantage estimation."""
+    num_epochs: int = 4
+    """Passes over each iteration's steps."""
+    num_minibatches: int = 4
+    """Minibatches a pass."""
+    clip_range: float = 0.2
+    """Clip the probability ratio to 1 +- this."""
+    clip_value: float | None = None
+    """Clip the value's change to +- this; None does not clip."""
+    normalize_advantage: bool = True
+    """Give each minibatch's advantages mean 0 and standard deviation 1."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    value_coef: float = 0.5
+    """Weight of the value loss."""
+    max_grad_norm: float = 0.5
+    """Scale the gradient down to this norm if it is larger."""
+    target_kl: float | None = None
+    """Stop an iteration's updates at the first minibatch whose approximate KL divergence exceeds this."""
+    normalize_obs: bool = False
+    """Normalise observations with running statistics, updated once an iteration."""
+    normalize_reward: bool = False
+    """Divide rewards by the running standard deviation of the discounted return."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Widths of the hidden layers of actor and critic."""
+    activation: str = "tanh"
+    """tanh, relu or silu."""
+    precision: str = "tf32"
+    """Matrix products of float32 on a GPU: tf32 (JAX's own default) or ieee."""
+
+    def __post_init__(self):
+        at_least_one = ("num_envs", "num_steps", "num_epochs", "num_minibatches", "total_steps", "eval_episodes")
+        for name in at_least_one:
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, but is {getattr(self, name)}")
+        if self.batch_size % self.num_minibatches:
+            raise UsageError(
+                f"num_envs * num_steps = {self.batch_size} does not divide into num_minibatches = "
+                f"{self.num_minibatches}; choose a divisor"
+            )
+        if self.normalize_advantage and self.batch_size // self.num_minibatches < 2:
+            raise UsageError(
+                "normalize_advantage needs minibatches of at least 2 steps; lower num_minibatches or set it to False"
+            )
+        for name, low, high in (("gamma", 0, 1), ("gae_lambda", 0, 1)):
+            if not low <= getattr(self, name) <= high:
+                raise UsageError(f"{name} must lie in [{low}, {high}], but is {getattr(self, name)}")
+        for name in ("learning_rate", "clip_range", "max_grad_norm", "clip_value", "target_kl"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UsageError(f"{name} must be positive, but is {value}")
+        if not self.hidden or min(self.hidden) < 1:
+            raise UsageError(f"hidden must name at least one layer of width 1 or more, but is {self.hidden}")
+        for name, known in (("activation", ("tanh", "relu", "silu")), ("precision", ("tf32", "ieee"))):
+            if getattr(self, name) not in known:
+                raise UsageError(f"{name} must be one of {', '.join(known)}, but is {getattr(self, name)!r}")
+
+    @property
+    def batch_size(self) -> int:
+        """Steps an iteration over all environments, T * B."""
+        return self.num_envs * self.num_steps
+
+    @property
+    def num_iterations(self) -> int:
+        return -(-self.total_steps // self.batch_size)
+
+    @property
+    def num_updates(self) -> int:
+        """Optimiser steps an iteration."""
+        return self.num_epochs * self.num_minibatches
+
+
+DEFAULTS = {
+    "CartPole-v1": PPOConfig(),
+}

@@ -1,0 +1,56 @@
+"""Sums along time, without a loop over it. T steps, B environments."""
+
+import torch
+
+
+def linear_scan(c_TB: torch.Tensor, x_TB: torch.Tensor) -> torch.Tensor:
+    """y[t] = x[t] + c[t] y[t+1] with y[T] = 0, for all t in ceil(log2 T) rounds.
+
+    Each round doubles the window that an entry has summed (Hillis & Steele, 1986): a few launches over the whole
+    array in place of T dependent ones.
+    """
+    shift = 1
+    while shift < x_TB.shape[0]:
+        head = x_TB[:-shift] + c_TB[:-shift] * x_TB[shift:]
+        x_TB = torch.cat([head, x_TB[-shift:]])
+        c_TB = torch.cat([c_TB[:-shift] * c_TB[shift:], torch.zeros_like(c_TB[-shift:])])
+        shift *= 2
+    return x_TB
+
+
+def gae(reward_TB, value_TB, final_value_TB, terminated_TB, truncated_TB, gamma: float, gae_lambda: float):
+    """Generalised advantage estimation (Schulman et al., 2016, eq. 16).
+
+    An episode that terminated has no future; one that was truncated goes on from the value of its final observation,
+    as does the last step of the rollout. Nothing leaks from one episode into the one before it.
+
+    Args:
+        reward_TB, value_TB: [T, B] float32.
+        final_value_TB: [T, B] float32, value of the observation that step t led to, before any reset.
+        terminated_TB, truncated_TB: [T, B] bool.
+
+    Returns:
+        Advantages [T, B]; the value targets are these plus `value_TB`.
+    """
+    delta_TB = reward_TB + gamma * final_value_TB * ~terminated_TB - value_TB  # eq. 10
+    return linear_scan(gamma * gae_lambda * ~(terminated_TB | truncated_TB), delta_TB)
+
+
+def discounted_returns(reward_TB, done_TB, return_B, gamma: float):
+    """Running discounted return of each environment, starting afresh after each episode.
+
+    Args:
+        reward_TB: [T, B] float32.
+        done_TB: [T, B] bool, step t ended its episode.
+        return_B: [B] float32, the running return before the first step, 0 where an episode starts.
+
+    Returns:
+        g [T, B] with g[t] = r[t] + gamma g[t-1] within an episode, and the [B] to start the next rollout with.
+    """
+    going_on_TB = torch.cat([torch.ones_like(done_TB[:1]), ~done_TB[:-1]])
+    first_B = (reward_TB[0] + gamma * return_B).unsqueeze(0)
+    backwards = linear_scan(
+        (gamma * going_on_TB).flip(0), torch.cat([first_B, reward_TB[1:]]).flip(0)
+    )
+    g_TB = backwards.flip(0)
+    return g_TB, g_TB[-1] * ~done_TB[-1]

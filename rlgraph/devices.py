@@ -1,0 +1,68 @@
+"""Devices by name, the same names for both backends: "cpu", "cuda" (or "gpu"), "cuda:1"."""
+
+import re
+from typing import Any
+
+from rlgraph.errors import UsageError, unknown
+
+
+def torch_device(name: Any = None):
+    """The `torch.device` of a name.
+
+    Args:
+        name: "cpu", "cuda" (the current one), "cuda:1", a `torch.device`, or None or "auto" for a GPU where there is one.
+
+    Returns:
+        A `torch.device`, for a GPU with its index.
+
+    Raises:
+        UsageError: no such name, or no such device here.
+    """
+    import torch
+
+    gpus = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    if name in (None, "auto"):
+        name = "cuda" if gpus else "cpu"
+    platform, index = _parse(str(name))
+    if platform == "cpu":
+        return _pick(name, [torch.device("cpu")], index or 0, "torch")
+    return _pick(name, gpus, torch.cuda.current_device() if gpus and index is None else index or 0, "torch")
+
+
+def jax_device(name: Any = None):
+    """The `jax.Device` of a name.
+
+    Args:
+        name: "cpu", "cuda" or "gpu" (the first one), "cuda:1", a `jax.Device`, or None or "auto" for JAX's own default.
+
+    Raises:
+        UsageError: no such name, or no such device here.
+    """
+    import jax
+
+    if isinstance(name, jax.Device):
+        return name
+    if name in (None, "auto"):
+        return jax.devices()[0]
+    platform, index = _parse(str(name))
+    try:
+        found = jax.devices("gpu" if platform == "cuda" else "cpu")
+    except RuntimeError:  # JAX's answer where it has no such platform
+        found = []
+    return _pick(name, found, index or 0, "jax")
+
+
+def _parse(name: str) -> tuple[str, int | None]:
+    match = re.fullmatch(r"(cpu|cuda|gpu)(?::(\d+))?", name)
+    if match is None:
+        raise unknown("device", name, ["auto", "cpu", "cuda", "cuda:0", "gpu"])
+    platform, index = match.groups()
+    return "cpu" if platform == "cpu" else "cuda", None if index is None else int(index)
+
+
+def _pick(name: Any, found: list, index: int, backend: str):
+    if index < len(found):
+        return found[index]
+    kind = str(name).split(":")[0]
+    seen = f"only {len(found)}" if found else "none"
+    raise UsageError(f"device {str(name)!r} is not available: {backend} finds {seen} of kind {kind!r} here")

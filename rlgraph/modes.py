@@ -1,0 +1,43 @@
+"""How a step, a rollout or an update is run: the modes of each backend, and which one is the default."""
+
+from dataclasses import dataclass
+
+from rlgraph.errors import unknown
+
+
+@dataclass(frozen=True)
+class Mode:
+    compile: bool  # through torch.compile or XLA, against one operation after the other
+    graph: bool  # replayed as a CUDA graph (torch) or through XLA's command buffers (jax)
+
+
+# What each mode means where there is an NVIDIA GPU. Without one, a torch graph mode runs its function directly
+# (see rlgraph.graph.capture) and jax's `graph` is `jit`.
+MODES = {
+    "torch": {
+        "eager": Mode(compile=False, graph=False),
+        "compile": Mode(compile=True, graph=False),
+        "graph-uncompiled": Mode(compile=False, graph=True),
+        "graph": Mode(compile=True, graph=True),
+    },
+    "jax": {
+        "eager": Mode(compile=False, graph=False),
+        "jit": Mode(compile=True, graph=False),
+        "graph": Mode(compile=True, graph=True),
+    },
+}
+
+
+def resolve(backend: str, mode: str, on_gpu: bool) -> str:
+    """The name of the mode to run: "auto" is `graph` on a GPU, else `eager` (torch) or `jit` (jax).
+
+    On a CPU torch's eager mode is the default because compiling takes longer than most runs there.
+
+    Raises:
+        UsageError: the backend has no such mode.
+    """
+    if mode == "auto":
+        return "graph" if on_gpu else {"torch": "eager", "jax": "jit"}[backend]
+    if mode not in MODES[backend]:
+        raise unknown(f"{backend} mode", mode, ["auto", *MODES[backend]])
+    return mode

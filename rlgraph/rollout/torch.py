@@ -1,0 +1,176 @@
+"""Rollouts in torch: every tensor is allocated once, so that `collect` can be captured and replayed.
+
+Shape letters: T steps, B environments, N uniforms a step, A action size.
+"""
+
+from collections.abc import Callable
+
+import array_api_compat.torch as xp
+import gymnasium
+import torch
+
+from rlgraph.environment import SAME_STEP, Environment
+from rlgraph.graph.capture import compiled
+from rlgraph.rollout import EpisodeTotals, Rollout
+
+
+class Collector:
+    """Steps `num_envs` environments with a policy and records `num_steps` steps a call.
+
+    Args:
+        env: the environment.
+        act: policy, (obs [B, ...], noise) -> (action, log-prob [B]). noise is [B] uniforms in [0, 1) for a Discrete
+            action space, [B, *action shape] standard normals for a Box.
+        value: critic, obs [..., *observation shape] -> [...].
+        num_envs, num_steps: B and T.
+        generator: on the device; every random number of the rollout comes from it.
+        compile: run each step through torch.compile.
+
+    `collect` is what a CUDA graph captures: it only launches kernels, on the same addresses in every call. `state()`
+    lists the tensors that must survive between calls; `rollout` is overwritten by the next call.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        act: Callable,
+        value: Callable,
+        num_envs: int,
+        num_steps: int,
+        generator: torch.Generator,
+        compile: bool = False,
+    ):
+        self.env, self.act, self.value = env, act, value
+        self.num_envs, self.num_steps = num_envs, num_steps
+        self.generator, self.device = generator, generator.device
+        self._box = isinstance(env.action_space, gymnasium.spaces.Box)
+        self._to_env = environment_action(env, self.device)
+        with torch.no_grad():
+            self.carry, self.obs = env.reset(xp, self._uniform(num_envs, env.reset_draws))
+            self.carry = type(self.carry)(_owned(self.carry.state), *map(_owned, self.carry[1:]))
+        self.return_B = torch.zeros(num_envs, device=self.device)
+        self.totals = EpisodeTotals(*(torch.zeros(num_envs, device=self.device) for _ in range(3)))
+        self.rollout = self._buffers()
+        self._step = compiled(self._record_step) if compile else self._record_step
+
+    def state(self) -> tuple:
+        """The tensors that one `collect` leaves to the next."""
+        return self.carry, self.obs, self.return_B
+
+    def reset(self) -> None:
+        """Start new episodes everywhere, in place: safe for a captured `collect`."""
+        carry, obs = self.env.reset(xp, self._uniform(self.num_envs, self.env.reset_draws))
+        _copy_into(self.carry, carry)
+        self.obs.copy_(obs)
+        self.return_B.zero_()
+
+    @torch.no_grad()
+    def collect(self) -> tuple[Rollout, EpisodeTotals]:
+        """Take T steps. Returns the buffers, overwritten by the next call, and the finished episodes' totals."""
+        T, B = self.num_steps, self.num_envs
+        u_TBN = self._uniform(T, B, self.env.draws)
+        noise = self._normal(T, B, *self.env.action_space.shape) if self._box else self._uniform(T, B)
+        for total_B in self.totals:
+            total_B.zero_()
+        steps = self.rollout._replace(value_TB=None, final_value_TB=None)
+        for t in range(T):
+            self._step(noise[t], u_TBN[t], *(buffer[t] for buffer in steps if buffer is not None))
+        self.rollout.value_TB.copy_(self.value(self.rollout.obs))
+        self.rollout.final_value_TB.copy_(self.value(self.rollout.final_obs))
+        return self.rollout, EpisodeTotals(*(total_B.sum() for total_B in self.totals))
+
+    def _record_step(self, noise, u_BN, obs, action, log_prob_B, reward_B, terminated_B, truncated_B, final_obs):
+        """One step, written to row t of each buffer. All of it is one function, so that it compiles to few kernels."""
+        obs.copy_(self.obs)
+        new_action, new_log_prob_B = self.act(self.obs, noise)
+        action.copy_(new_action)
+        log_prob_B.copy_(new_log_prob_B)
+
+        step = self.env.step(xp, self.carry, self._to_env(new_action), u_BN, SAME_STEP)
+        reward_B.copy_(step.reward_B)
+        terminated_B.copy_(step.terminated_B)
+        truncated_B.copy_(step.truncated_B)
+        final_obs.copy_(step.final_obs)
+
+        done_B = step.terminated_B | step.truncated_B
+        return_B = self.return_B + step.reward_B
+        length_B = self.carry.elapsed_B + 1
+        for total_B, amount_B in zip(self.totals, (return_B, length_B, 1)):
+            total_B.add_(done_B * amount_B)
+        self.return_B.copy_(return_B * ~done_B)
+        _copy_into(self.carry, step.carry)
+        self.obs.copy_(step.obs)
+
+    def _uniform(self, *shape):
+        return torch.rand(shape, generator=self.generator, device=self.device)
+
+    def _normal(self, *shape):
+        return torch.randn(shape, generator=self.generator, device=self.device)
+
+    def _buffers(self) -> Rollout:
+        T, B = self.num_steps, self.num_envs
+        space, device = self.env.action_space, self.device
+        obs, final_obs = (torch.zeros((T, *self.obs.shape), device=device) for _ in range(2))
+        log_prob, value, reward, final_value = (torch.zeros(T, B, device=device) for _ in range(4))
+        terminated, truncated = (torch.zeros(T, B, dtype=torch.bool, device=device) for _ in range(2))
+        action = torch.zeros(
+            (T, B, *space.shape), dtype=torch.float32 if self._box else torch.int64, device=device
+        )
+        return Rollout(
+            obs, action, log_prob, value, reward, terminated, truncated, final_obs, final_value
+        )
+
+
+def environment_action(env: Environment, device: torch.device) -> Callable:
+    """From a policy's action to the environment's: clipped into a Box, or shifted by a Discrete space's `start`."""
+    space = env.action_space
+    if isinstance(space, gymnasium.spaces.Box):
+        low, high = (torch.as_tensor(bound, device=device) for bound in (space.low, space.high))
+        return lambda action: torch.clamp(action, low, high)
+    start = int(space.start)
+    return lambda action: action + start
+
+
+@torch.no_grad()
+def evaluate(env: Environment, greedy: Callable, num_episodes: int, generator: torch.Generator) -> torch.Tensor:
+    """Returns of `num_episodes` first episodes, played side by side.
+
+    Every episode counts once, however short: a count of the first to finish would favour short episodes.
+
+    Args:
+        env: the environment, with a time limit.
+        greedy: obs [B, ...] -> action.
+        generator: on the device to play on.
+
+    Returns:
+        [num_episodes] float32, undiscounted.
+    """
+    to_env = environment_action(env, generator.device)
+    reset_uniforms = torch.rand(num_episodes, env.reset_draws, generator=generator, device=generator.device)
+    carry, obs = env.reset(xp, reset_uniforms)
+    returns_B = torch.zeros(num_episodes, device=generator.device)
+    playing_B = torch.ones(num_episodes, dtype=torch.bool, device=generator.device)
+    for t in range(env.max_episode_steps):
+        u_BN = torch.rand(num_episodes, env.draws, generator=generator, device=generator.device)
+        step = env.step(xp, carry, to_env(greedy(obs)), u_BN, SAME_STEP)
+        carry, obs = step.carry, step.obs
+        returns_B += step.reward_B * playing_B
+        playing_B &= ~(step.terminated_B | step.truncated_B)
+        if t % 50 == 49 and not playing_B.any():
+            break
+    return returns_B
+
+
+def _owned(value):
+    """Contiguous copies: a definition may return views of one tensor, which must not be updated in place as such."""
+    if isinstance(value, tuple):
+        return type(value)(*map(_owned, value))
+    return value.clone(memory_format=torch.contiguous_format)
+
+
+def _copy_into(old, new) -> None:
+    if isinstance(old, tuple):
+        for o, n in zip(old, new):
+            _copy_into(o, n)
+    else:
+        old.copy_(new)

@@ -1,0 +1,319 @@
+"""The five environments against Gymnasium's own, on numpy, torch and JAX; then autoreset, the contract and its page."""
+
+import functools
+import math
+import os
+import re
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, make_dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+import pytest
+
+import rlgraph
+from rlgraph.backend import namespace
+from rlgraph.environment import DISABLED, NEXT_STEP, SAME_STEP, build
+from rlgraph.registry import ENVIRONMENTS
+
+ROOT = Path(__file__).parent.parent
+BACKENDS = ("numpy", "torch", "jax")
+PAIRS = 12_000  # state/action pairs an environment
+PI = math.pi
+POLE = 12 * PI / 180  # rad, where CartPole ends
+
+
+@dataclass(frozen=True)
+class Case:
+    """Where to look in one environment's state space, and how close its float32 answers come to float64 ones."""
+
+    low: tuple[float, ...]  # region that states are drawn from, one bound a state variable
+    high: tuple[float, ...]
+    edges: tuple[tuple[int, float], ...]  # (column, value): walls, limits and thresholds to crowd around
+    thresholds: Callable[[np.ndarray], list[np.ndarray]]  # states [N, k] -> distances [N] to each jump
+    atol: Callable[[np.ndarray], np.ndarray]  # states [N, k] -> tolerance [N] of what one step from there gives
+    margin: float  # a pair this close to a jump is decided by rounding
+    limit: int  # episode length in the trajectory test
+    lean: Callable[[np.ndarray], np.ndarray]  # observations -> sign of an action that makes episodes eventful
+    angles: tuple[int, ...] = ()  # columns compared modulo a turn
+
+
+def _acrobot_height(s: np.ndarray) -> np.ndarray:
+    return -np.cos(s[:, 0]) - np.cos(s[:, 0] + s[:, 1])
+
+
+def _flat(value: float) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda s: np.full(len(s), value)
+
+
+def _car_jumps(s: np.ndarray, goal: float) -> list[np.ndarray]:
+    """Goal, least speed there (0 or 0.03), and the wall, unless the car stands exactly at it: that is decided."""
+    wall = s[:, 0] == np.float32(-1.2)
+    return [s[:, 0] - goal, *(np.where(wall, 1.0, d) for d in (s[:, 0] + 1.2, s[:, 1], s[:, 1] - 0.03))]
+
+
+def _acrobot_atol(s: np.ndarray) -> np.ndarray:
+    """Up to 8 and 16 rad/s a step is well conditioned. At the limits of 12 and 28 rad/s, an angle turns by up to
+    5.6 rad within the step and squared speeds of 800 multiply the rounding of its sine."""
+    slow = (abs(s[:, 2]) < 8) & (abs(s[:, 3]) < 16)
+    return np.where(slow, 2e-4, 2e-2)
+
+
+def _car(goal: float, limit: int) -> Case:
+    return Case(
+        low=(-1.2, -0.07),
+        high=(0.6, 0.07),
+        edges=((0, -1.2), (0, goal), (0, 0.6), (1, -0.07), (1, 0.0), (1, 0.07)),
+        thresholds=lambda s: _car_jumps(s, goal),
+        atol=_flat(3e-7),
+        margin=1e-6,
+        limit=limit,
+        lean=lambda obs: obs[:, 1],
+    )
+
+
+# A float32 step rounds each quantity a few times, at about 6e-8 of its size. The tolerances are two to four times
+# the largest difference seen, and hold for the worst column: CartPole's speeds of 4, a car's position of 1,
+# Pendulum's cost of up to 17, which squares a wrapped angle. That the formulas themselves are the same is what
+# the float64 comparison says, to 1e-12.
+CASES = {
+    "CartPole-v1": Case(
+        low=(-2.6, -4.0, -0.26, -4.0),
+        high=(2.6, 4.0, 0.26, 4.0),
+        edges=((0, -2.4), (0, 2.4), (2, -POLE), (2, POLE)),
+        thresholds=lambda s: [abs(s[:, 0]) - 2.4, abs(s[:, 2]) - POLE],
+        atol=_flat(2e-6),
+        margin=1e-6,
+        limit=100,
+        lean=lambda obs: obs[:, 2] + obs[:, 3],
+    ),
+    "Pendulum-v1": Case(
+        low=(-6 * PI, -8.0),
+        high=(6 * PI, 8.0),
+        edges=((0, -PI), (0, PI), (0, 3 * PI), (0, 0.0), (1, -8.0), (1, 8.0)),
+        thresholds=lambda s: [],  # the cost is continuous where the angle wraps: (-pi)^2 = pi^2
+        atol=_flat(3e-5),
+        margin=0.0,
+        limit=200,
+        lean=lambda obs: obs[:, 2],
+        angles=(0,),
+    ),
+    "MountainCar-v0": _car(goal=0.5, limit=200),
+    "MountainCarContinuous-v0": _car(goal=0.45, limit=150),
+    "Acrobot-v1": Case(
+        low=(-PI, -PI, -4 * PI, -9 * PI),
+        high=(PI, PI, 4 * PI, 9 * PI),
+        edges=((0, PI), (0, -PI), (1, PI), (1, -PI), (2, 4 * PI), (2, -4 * PI), (3, 9 * PI), (3, -9 * PI)),
+        thresholds=lambda s: [_acrobot_height(s) - 1.0],
+        atol=_acrobot_atol,
+        margin=1e-4,
+        limit=80,
+        lean=lambda obs: obs[:, 4],
+        angles=(0, 1),
+    ),
+}
+VARIANTS = [(id, ()) for id in CASES] + [
+    ("CartPole-v1", (("sutton_barto_reward", True),)),
+    ("Pendulum-v1", (("g", 9.81),)),
+    ("MountainCar-v0", (("goal_velocity", 0.03),)),
+    ("MountainCarContinuous-v0", (("goal_velocity", 0.03),)),
+]
+VARIANT_NAMES = [" ".join([id, *(f"{k}={v}" for k, v in params)]) for id, params in VARIANTS]
+
+
+class Outcome(NamedTuple):
+    state: np.ndarray  # [N, k]
+    obs: np.ndarray  # [N, *observation shape]
+    reward: np.ndarray  # [N]
+    terminated: np.ndarray  # [N]
+
+
+def array(backend: str, x: np.ndarray) -> Any:
+    if backend == "numpy":
+        return x
+    if backend == "torch":
+        return namespace("torch").from_numpy(np.ascontiguousarray(x))
+    return namespace("jax").asarray(x)
+
+
+def tree(f: Callable, value: Any) -> Any:
+    """`f` of every array in nested NamedTuples."""
+    if isinstance(value, tuple):
+        return type(value)(*(tree(f, v) for v in value))
+    return f(value)
+
+
+def jitted(f: Callable, backend: str) -> Callable:
+    if backend != "jax":
+        return f
+    import jax
+
+    return jax.jit(f)
+
+
+def draw_actions(rng: np.random.Generator, space: gymnasium.Space, n: int, sign: np.ndarray | None = None):
+    """Random actions [n, ...], of the given sign where one is given. Box actions go to 1.5 times the bounds."""
+    if isinstance(space, gymnasium.spaces.Discrete):
+        if sign is None:
+            return rng.integers(0, space.n, n)
+        return np.where(sign > 0, space.n - 1, 0)
+    size = rng.uniform(-1.5, 1.5, (n, 1)) if sign is None else np.sign(sign)[:, None] * rng.uniform(0, 1.5, (n, 1))
+    exact = rng.random((n, 1)) < 0.1
+    return (space.high * np.where(exact, np.sign(size), size)).astype(np.float32)
+
+
+@functools.cache
+def pairs(id: str) -> tuple[np.ndarray, np.ndarray]:
+    """PAIRS float32 states [N, k] and actions: 40 % over the whole region, the rest crowded around the edges,
+    a fifth of those exactly on the edge."""
+    case, rng = CASES[id], np.random.default_rng(7)
+    low, high = np.array(case.low), np.array(case.high)
+    states = rng.uniform(low, high, (PAIRS, len(low)))
+    for i in range(int(0.4 * PAIRS), PAIRS):
+        column, value = case.edges[i % len(case.edges)]
+        near = rng.normal() * 0.01 * (high - low)[column]
+        states[i, column] = value + near * (rng.random() > 0.2)
+    states = np.clip(states, low, high).astype(np.float32)
+    return states, draw_actions(rng, rlgraph.make(id).action_space, PAIRS)
+
+
+@functools.cache
+def gymnasium_answers(id: str, params: tuple) -> Outcome:
+    """Gymnasium's own step of all pairs.
+
+    States and continuous actions go in as float64 copies of float32 numbers, so that Gymnasium's arithmetic is in
+    float64 throughout (it otherwise depends on the type of what it is given) and all rounding is ours.
+    """
+    env = gymnasium.make(id, **dict(params)).unwrapped
+    env.reset(seed=0)
+    states, actions = pairs(id)
+    if actions.dtype == np.float32:
+        actions = actions.astype(np.float64)
+    rows = []
+    for state, action in zip(states.astype(np.float64), actions):
+        env.state = state.copy()
+        env.steps_beyond_terminated = None  # CartPole warns, and pays nothing, from the second step past the end
+        obs, reward, terminated, _, _ = env.step(action)
+        rows.append((np.array(env.state, dtype=np.float64), obs, reward, terminated))
+    return Outcome(*(np.array(column) for column in zip(*rows)))
+
+
+def our_answers(env, backend: str, states: np.ndarray, actions: np.ndarray) -> Outcome:
+    xp, definition = namespace(backend), env.definition
+
+    def step(state, action, u):
+        state, reward, terminated = definition.step(xp, state, action, u, env.params)
+        return state, definition.observe(xp, state, env.params), reward, terminated
+
+    state = definition.State(*(array(backend, column) for column in states.T))
+    u = array(backend, np.zeros((len(states), definition.STEP_DRAWS), dtype=np.float32))
+    state, obs, reward, terminated = jitted(step, backend)(state, array(backend, actions), u)
+    return Outcome(np.stack(state, axis=-1), np.asarray(obs), np.asarray(reward), np.asarray(terminated))
+
+
+def rounding_decides(case: Case, *outcomes: Outcome) -> np.ndarray:
+    """Rows where any of the answers lies within the margin of a jump, so that the last bit says which side."""
+    near = np.zeros(len(outcomes[0].state), dtype=bool)
+    for outcome in outcomes:
+        for distance in case.thresholds(outcome.state.astype(np.float32)):
+            near |= abs(distance) < case.margin
+    return near
+
+
+def assert_same_step(case: Case, ours: Outcome, theirs: Outcome, atol: np.ndarray) -> None:
+    """The same flags exactly, the same numbers within `atol` [N], but for the few pairs that rounding decides."""
+    decided = ~rounding_decides(case, ours, theirs)
+    assert decided.mean() > 0.999, f"{(~decided).sum()} of {len(decided)} pairs left out as too near a threshold"
+    np.testing.assert_array_equal(ours.terminated[decided], theirs.terminated[decided])
+
+    turned = ours.state - theirs.state
+    for column in case.angles:
+        turned[:, column] = (turned[:, column] + PI) % (2 * PI) - PI
+    for name, difference, size in (
+        ("state", turned, theirs.state),
+        ("observation", ours.obs - theirs.obs, theirs.obs),
+        ("reward", (ours.reward - theirs.reward)[:, None], theirs.reward[:, None]),
+    ):
+        excess = (abs(difference) - atol[:, None] - 2e-7 * abs(size))[decided]
+        assert (excess <= 0).all(), f"{name}: {(excess > 0).any(axis=1).sum()} pairs differ, by up to {excess.max()}"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("id", "params"), VARIANTS, ids=VARIANT_NAMES)
+def test_one_step_equals_gymnasium(id, params, backend):
+    env, case = rlgraph.make(id, **dict(params)), CASES[id]
+    states, actions = pairs(id)
+    assert len(states) >= 10_000
+    theirs = gymnasium_answers(id, params)
+    ours = our_answers(env, backend, states, actions)
+    assert_same_step(case, ours, theirs, case.atol(states))
+
+    assert ours.obs.dtype == env.observation_space.dtype == np.float32
+    assert ours.state.dtype == ours.reward.dtype == np.float32
+    assert ours.terminated.dtype == np.bool_
+    inside = (ours.obs >= env.observation_space.low) & (ours.obs <= env.observation_space.high)
+    assert inside.all()
+
+
+@pytest.mark.parametrize(("id", "params"), VARIANTS, ids=VARIANT_NAMES)
+def test_formulas_equal_gymnasium_in_float64(id, params):
+    """Without float32 rounding nothing is left to tolerate, but that Continuous_MountainCar stores float32."""
+    states, actions = pairs(id)
+    wide = actions.astype(np.float64) if actions.dtype == np.float32 else actions
+    ours = our_answers(rlgraph.make(id, **dict(params)), "numpy", states.astype(np.float64), wide)
+    theirs = gymnasium_answers(id, params)
+    ours = ours._replace(obs=ours.obs.astype(np.float32))  # as Gymnasium's is
+    atol = 6e-8 if id == "MountainCarContinuous-v0" else 1e-12
+    assert_same_step(CASES[id], ours, theirs, np.full(PAIRS, atol))
+
+
+@pytest.mark.parametrize("id", CASES)
+def test_pairs_cover_both_sides(id):
+    """The comparison would say little if the pairs seldom ended an episode, hit a limit or a wall."""
+    states, actions = pairs(id)
+    after = gymnasium_answers(id, ())
+    if id != "Pendulum-v1":
+        assert 0.1 < after.terminated.mean() < 0.9
+    if id.startswith("MountainCar"):
+        walls = (after.state[:, 0] <= -1.2) & (after.state[:, 1] == 0)
+        stops = [walls, after.state[:, 0] >= 0.6, abs(after.state[:, 1]) >= 0.07]
+    else:
+        top = abs(after.state[:, -1]) >= CASES[id].high[-1] - 1e-6
+        stops = [top]
+    assert all(stop.mean() > 0.02 for stop in stops)
+    if actions.dtype == np.float32:
+        assert (abs(actions) > rlgraph.make(id).action_space.high).mean() > 0.2
+
+
+WRONG = [  # file, right, wrong: slips of the kind that real reimplementations have had
+    ("cartpole", "force + p.masspole * p.length *", "force + (p.masspole + p.length) *"),
+    ("cartpole", "s.x + p.tau * s.x_dot,", "s.x + p.tau * (s.x_dot + p.tau * x_acc),"),
+    ("cartpole", "12 * math.pi / 180", "12.01 * math.pi / 180"),
+    ("pendulum", "s.theta + theta_dot * p.dt", "s.theta + s.theta_dot * p.dt"),
+    ("pendulum", "0.1 * s.theta_dot**2", "0.1 * (s.theta_dot + 0.01) ** 2"),
+    ("pendulum", "0.001 * torque**2", "0.001 * action_B1[:, 0] ** 2"),
+    ("mountain_car", "position <= p.min_position", "position < p.min_position"),
+    ("mountain_car", "(velocity >= p.goal_velocity)", "(velocity > p.goal_velocity - 1)"),
+    ("mountain_car_continuous", "bonus - 0.1 * action**2", "bonus - 0.1 * force**2"),
+    ("mountain_car_continuous", "goal_position: float = 0.45", "goal_position: float = 0.5"),
+    ("acrobot", " - m2 * l1 * lc2 * s.theta1_dot**2 * sin2 - phi2", " - phi2"),  # the paper's, not the book's
+    ("acrobot", "> 1.0", "> 1.01"),
+]
+
+
+@pytest.mark.parametrize(("file", "right", "wrong"), WRONG, ids=[f"{w[0]} {w[2]}" for w in WRONG])
+def test_comparison_catches_wrong_dynamics(file, right, wrong, tmp_path):
+    text = (ROOT / "envs" / f"{file}.py").read_text()
+    assert text.count(right) == 1
+    path = tmp_path / f"wrong_{file}.py"
+    path.write_text(text.replace(right, wrong))
+    env = rlgraph.make(str(path))
+    states, actions = pairs(env.id)
+    ours = our_answers(env, "numpy", states, actions)
+    with pytest.raises(AssertionError):
+        assert_same_step(CASES[env.id], ours, gymnasium_answers(env.id, ()), CASES[env.id].atol(states))
