@@ -1,12 +1,13 @@
 """Acrobot-v1: swing the tip of a two-link chain above a line, with a torque at the middle joint only.
 
 Sutton, "Generalization in Reinforcement Learning: Successful Examples Using Sparse Coarse Coding" (1996); the
-dynamics are those of Sutton & Barto, "Reinforcement Learning: An Introduction", section 11.3 of the first edition,
-which Gymnasium's Acrobot-v1 calls "book". Parameters, bounds, reward and integration (one fourth-order Runge-Kutta
-step) as there. B = number of environments.
+dynamics are those of Sutton & Barto, "Reinforcement Learning: An Introduction", section 11.3 of the first
+edition, which Gymnasium's Acrobot-v1 calls "book". Parameters, bounds, reward and integration (one
+fourth-order Runge-Kutta step) as there. B = number of environments.
 
 Observation [B, 6]: cos and sin of theta1, cos and sin of theta2, theta1_dot, theta2_dot.
-Action [B]: torque -1, 0 or 1 N m.  Reward: -1 a step, 0 at the end.  Ends when the tip is a link above the joint.
+Action [B]: 0, 1, 2 for a torque of -1, 0, 1 N m.  Reward: -1 a step, 0 at the end.
+Ends when the tip is more than 1 m, a default link's length, above the joint that the chain hangs from.
 """
 
 import math

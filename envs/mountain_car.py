@@ -1,7 +1,7 @@
 """MountainCar-v0: rock an underpowered car out of a valley.
 
-Moore, "Efficient Memory-based Learning for Robot Control" (1990); parameters, bounds and reward as in Gymnasium's
-MountainCar-v0. B = number of environments.
+Moore, "Efficient Memory-based Learning for Robot Control" (1990); parameters, bounds and reward as in
+Gymnasium's MountainCar-v0. B = number of environments.
 
 Observation [B, 2]: position, velocity.  Action [B]: 0 pushes left, 1 coasts, 2 pushes right.
 Reward: -1 a step.  Ends at the flag.

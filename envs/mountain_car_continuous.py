@@ -1,7 +1,7 @@
 """MountainCarContinuous-v0: rock an underpowered car out of a valley, with a continuous force.
 
-Moore, "Efficient Memory-based Learning for Robot Control" (1990); parameters, bounds and reward as in Gymnasium's
-MountainCarContinuous-v0. B = number of environments.
+Moore, "Efficient Memory-based Learning for Robot Control" (1990); parameters, bounds and reward as in
+Gymnasium's MountainCarContinuous-v0. B = number of environments.
 
 Observation [B, 2]: position, velocity.  Action [B, 1]: force, clipped to +-1 (the cost counts it unclipped).
 Reward: 100 at the flag, less 0.1 force^2 a step.  Ends at the flag.

@@ -29,7 +29,7 @@ class State(NamedTuple):
 class Params:
     g: float = 10.0  # m/s^2
     m: float = 1.0  # kg
-    l: float = 1.0  # m
+    l: float = 1.0  # noqa: E741  m, Gymnasium's name
     dt: float = 0.05  # s
     max_speed: float = 8.0  # rad/s
     max_torque: float = 2.0  # N m

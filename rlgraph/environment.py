@@ -7,16 +7,17 @@ An environment is one Python module (its *definition*) of pure functions over an
     MAX_EPISODE_STEPS                steps before an episode is cut off, or None
     REWARD_THRESHOLD                 mean return that counts as solved, or None
     RESET_DRAWS, STEP_DRAWS          uniforms in [0, 1) consumed per environment by `reset` and by `step`
-    Params                           frozen dataclass of Python numbers: static to jit, constant in a CUDA graph
-    State                            NamedTuple of arrays, each [B] or [B, n]
+    Params                           frozen dataclass of Python numbers: static to jit, constant in a graph
+    State                            NamedTuple of arrays, each [B] or [B, n], none of float64
     observation_space(params)        -> gymnasium.spaces.Box
     action_space(params)             -> gymnasium.spaces.Discrete or Box
     reset(xp, u_BR, params)          -> State
     step(xp, state, action, u_BS, params)  -> State, reward [B] float32, terminated [B] bool
     observe(xp, state, params)       -> observation [B, *observation_space.shape], of the space's dtype
 
-`u_BR` always has at least one column, so that a definition without random starts can take shape and device from
-`u_BR[:, 0]`. Discrete actions arrive as integers [B]; Box actions as float32 [B, *action_space.shape], not clipped.
+`u_BR` always has at least one column, so that a definition without random starts can take shape and device
+from `u_BR[:, 0]`. Discrete actions arrive as integers [B]; Box actions as float32 [B, *action_space.shape],
+not clipped.
 
 Randomness comes in as arrays, so the same uniforms give the same trajectory on every backend.
 Shape letters: B environments, R and S draws of a reset and of a step, D observation size.
@@ -104,11 +105,14 @@ class Environment:
             carry: from `reset` or the last `step`.
             action: [B] integers (Discrete) or [B, *action shape] float32 (Box).
             u_BN: [B, draws] float32 uniforms in [0, 1).
-            autoreset: SAME_STEP (reset at once, `final_obs` keeps the last observation), NEXT_STEP (the step after
-                the end ignores its action, resets, and gives reward 0 and no flags) or DISABLED (the caller resets).
+            autoreset: SAME_STEP (reset at once, `final_obs` keeps the last observation), NEXT_STEP (the step
+                after the end ignores its action, resets, and gives reward 0 and no flags) or DISABLED (the
+                caller resets).
         """
         n = self.definition.STEP_DRAWS
-        state, reward_B, terminated_B = self.definition.step(xp, carry.state, action, u_BN[:, :n], self.params)
+        state, reward_B, terminated_B = self.definition.step(
+            xp, carry.state, action, u_BN[:, :n], self.params
+        )
         elapsed_B = carry.elapsed_B + 1
         truncated_B = self._out_of_time(xp, elapsed_B)
 
@@ -166,20 +170,33 @@ def build(
     required += ("observation_space", "action_space", "MAX_EPISODE_STEPS", "REWARD_THRESHOLD")
     missing = [name for name in required if not hasattr(definition, name)]
     if missing:
-        raise UsageError(f"environment {definition.__name__!r} lacks {', '.join(missing)}: add it to its file")
-    if max_episode_steps is None:
-        max_episode_steps = definition.MAX_EPISODE_STEPS
-    elif max_episode_steps == -1:
-        max_episode_steps = None
-    elif max_episode_steps < 1:
         raise UsageError(
-            f"max_episode_steps must be at least 1, or -1 for no limit, but is {max_episode_steps}"
+            f"environment {definition.__name__!r} lacks {', '.join(missing)}: add it to its file"
         )
-    env = Environment(
-        id or definition.ID, definition, replace_params(definition.Params(), params), max_episode_steps
-    )
+    id = id or definition.ID
+    defaults = definition.Params()
+    if not dataclasses.is_dataclass(defaults):
+        raise UsageError(f"environment {id!r}: Params must be a dataclass with frozen=True")
+    limit = _time_limit(definition.MAX_EPISODE_STEPS, max_episode_steps)
+    env = Environment(id, definition, replace_params(defaults, params), limit)
+    try:
+        hash(env)  # jax.jit keys its cache on it
+    except TypeError as error:
+        raise UsageError(
+            f"environment {id!r}: Params must be a dataclass with frozen=True and of plain numbers: {error}"
+        ) from error
     _check(env)
     return env
+
+
+def _time_limit(own: int | None, asked: int | None) -> int | None:
+    if asked is None:
+        return own
+    if asked == -1:
+        return None
+    if asked < 1:
+        raise UsageError(f"max_episode_steps must be at least 1, or -1 for no limit, but is {asked}")
+    return asked
 
 
 def replace_params(params: Any, changes: dict[str, Any]) -> Any:
@@ -195,31 +212,59 @@ def _check(env: Environment) -> None:
     """Run the definition once on numpy and compare shapes and dtypes with the contract."""
     B = 3
     u = np.linspace(0.1, 0.9, B * env.draws, dtype=np.float32).reshape(B, env.draws)
+    action = _some_action(env, B)
+    state = _run(env, "reset", u[:, : env.reset_draws])
+    if not isinstance(state, env.definition.State) or not hasattr(state, "_fields"):
+        raise UsageError(
+            f"environment {env.id!r}: reset must return a State, a NamedTuple, not {_described(state)}"
+        )
+    result = _run(env, "step", state, action, u[:, : env.definition.STEP_DRAWS])
+    if not isinstance(result, tuple) or len(result) != 3 or not isinstance(result[0], env.definition.State):
+        raise UsageError(f"environment {env.id!r}: step must return (State, reward, terminated)")
+    after, reward_B, terminated_B = result
+
+    space = env.observation_space
+    facts = [
+        ("observe after reset", _run(env, "observe", state), space.dtype, (B, *space.shape)),
+        ("observe after step", _run(env, "observe", after), space.dtype, (B, *space.shape)),
+        ("reward of step", reward_B, np.dtype(np.float32), (B,)),
+        ("terminated of step", terminated_B, np.dtype(np.bool_), (B,)),
+    ]
+    for name, old, new in zip(state._fields, state, after):
+        shape = np.shape(old)
+        if not isinstance(old, np.ndarray) or shape[:1] != (B,) or old.dtype == np.float64:
+            raise UsageError(
+                f"environment {env.id!r}: state leaf {name!r} is {_described(old)}, "
+                f"must be an array [{B}, ...] and not of float64"
+            )
+        facts.append((f"state leaf {name!r} after step", new, old.dtype, shape))
+    for what, got, dtype, shape in facts:
+        if not isinstance(got, np.ndarray) or (got.dtype, got.shape) != (dtype, shape):
+            raise UsageError(
+                f"environment {env.id!r}: {what} is {_described(got)}, must be {dtype}{list(shape)}"
+            )
+
+
+def _some_action(env: Environment, B: int) -> np.ndarray:
+    if not isinstance(env.observation_space, gymnasium.spaces.Box):
+        raise UsageError(
+            f"environment {env.id!r}: observation_space must be a Box, not {env.observation_space}"
+        )
     space = env.action_space
     if isinstance(space, gymnasium.spaces.Discrete):
-        action = np.full(B, space.start, dtype=np.int64)
-    elif isinstance(space, gymnasium.spaces.Box):
-        action = np.zeros((B, *space.shape), dtype=np.float32)
-    else:
-        raise UsageError(f"environment {env.id!r}: action_space must be Discrete or Box, not {space}")
-    start, obs = env.reset(np, u[:, : env.reset_draws])
-    step = env.step(np, start, action, u, SAME_STEP)
+        return np.full(B, space.start, dtype=np.int64)
+    if isinstance(space, gymnasium.spaces.Box):
+        return np.zeros((B, *space.shape), dtype=np.float32)
+    raise UsageError(f"environment {env.id!r}: action_space must be Discrete or Box, not {space}")
 
-    observation = (env.observation_space.dtype, (B, *env.observation_space.shape))
-    facts = [
-        ("observe after reset", obs, observation),
-        ("observe after step", step.final_obs, observation),
-        ("reward of step", step.reward_B, (np.dtype(np.float32), (B,))),
-        ("terminated of step", step.terminated_B, (np.dtype(np.bool_), (B,))),
-    ]
-    for name, before, after in zip(start.state._fields, start.state, step.carry.state):
-        if before.shape[:1] != (B,):
-            raise UsageError(
-                f"environment {env.id!r}: state leaf {name!r} has shape {before.shape}, not [B, ...]"
-            )
-        facts.append((f"state leaf {name!r} after step", after, (before.dtype, before.shape)))
-    for what, got, (dtype, shape) in facts:
-        if (got.dtype, got.shape) != (dtype, shape):
-            raise UsageError(
-                f"environment {env.id!r}: {what} is {got.dtype}{list(got.shape)}, must be {dtype}{list(shape)}"
-            )
+
+def _run(env: Environment, name: str, *args) -> Any:
+    """A function of the definition on numpy; what it raises comes out as one line, the cause attached."""
+    try:
+        return getattr(env.definition, name)(np, *args, env.params)
+    except Exception as error:
+        raise UsageError(f"environment {env.id!r}: {name} fails on numpy arrays: {error!r}") from error
+
+
+def _described(x: Any) -> str:
+    return f"{x.dtype}{list(x.shape)}" if isinstance(x, np.ndarray) else f"a {type(x).__name__}"

@@ -1,4 +1,4 @@
-"""The five environments against Gymnasium's own, on numpy, torch and JAX; then autoreset, the contract and its page."""
+"""The environments against Gymnasium's own, on numpy, torch and JAX; then autoreset, the contract, its page."""
 
 import functools
 import math
@@ -30,13 +30,15 @@ POLE = 12 * PI / 180  # rad, where CartPole ends
 
 @dataclass(frozen=True)
 class Case:
-    """Where to look in one environment's state space, and how close its float32 answers come to float64 ones."""
+    """Where to look in an environment's state space, and how close its float32 answers come to float64 ones."""
 
     low: tuple[float, ...]  # region that states are drawn from, one bound a state variable
     high: tuple[float, ...]
     edges: tuple[tuple[int, float], ...]  # (column, value): walls, limits and thresholds to crowd around
     thresholds: Callable[[np.ndarray], list[np.ndarray]]  # states [N, k] -> distances [N] to each jump
-    atol: Callable[[np.ndarray], np.ndarray]  # states [N, k] -> tolerance [N] of what one step from there gives
+    atol: Callable[
+        [np.ndarray], np.ndarray
+    ]  # states [N, k] -> tolerance [N] of what one step from there gives
     margin: float  # a pair this close to a jump is decided by rounding
     limit: int  # episode length in the trajectory test
     lean: Callable[[np.ndarray], np.ndarray]  # observations -> sign of an action that makes episodes eventful
@@ -52,14 +54,14 @@ def _flat(value: float) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def _car_jumps(s: np.ndarray, goal: float) -> list[np.ndarray]:
-    """Goal, least speed there (0 or 0.03), and the wall, unless the car stands exactly at it: that is decided."""
+    """Goal, least speed there (0 or 0.03), and the wall, unless the car stands at it exactly."""
     wall = s[:, 0] == np.float32(-1.2)
     return [s[:, 0] - goal, *(np.where(wall, 1.0, d) for d in (s[:, 0] + 1.2, s[:, 1], s[:, 1] - 0.03))]
 
 
 def _acrobot_atol(s: np.ndarray) -> np.ndarray:
-    """Up to 8 and 16 rad/s a step is well conditioned. At the limits of 12 and 28 rad/s, an angle turns by up to
-    5.6 rad within the step and squared speeds of 800 multiply the rounding of its sine."""
+    """Up to 8 and 16 rad/s a step is well conditioned. At the limits of 12 and 28 rad/s, an angle turns by up
+    to 5.6 rad within the step, and squared speeds of 800 multiply the rounding of its sine."""
     slow = (abs(s[:, 2]) < 8) & (abs(s[:, 3]) < 16)
     return np.where(slow, 2e-4, 2e-2)
 
@@ -77,10 +79,10 @@ def _car(goal: float, limit: int) -> Case:
     )
 
 
-# A float32 step rounds each quantity a few times, at about 6e-8 of its size. The tolerances are two to four times
-# the largest difference seen, and hold for the worst column: CartPole's speeds of 4, a car's position of 1,
-# Pendulum's cost of up to 17, which squares a wrapped angle. That the formulas themselves are the same is what
-# the float64 comparison says, to 1e-12.
+# A float32 step rounds each quantity a few times, at about 6e-8 of its size. The tolerances are two to four
+# times the largest difference seen, and hold for the worst column: CartPole's speeds of 4, a car's position of
+# 1, Pendulum's cost of up to 17, which squares a wrapped angle. That the formulas themselves are the same is
+# what the float64 comparison says, to 1e-12.
 CASES = {
     "CartPole-v1": Case(
         low=(-2.6, -4.0, -0.26, -4.0),
@@ -117,13 +119,13 @@ CASES = {
         angles=(0, 1),
     ),
 }
-VARIANTS = [(id, ()) for id in CASES] + [
+VARIANTS = [(name, ()) for name in CASES] + [
     ("CartPole-v1", (("sutton_barto_reward", True),)),
     ("Pendulum-v1", (("g", 9.81),)),
     ("MountainCar-v0", (("goal_velocity", 0.03),)),
     ("MountainCarContinuous-v0", (("goal_velocity", 0.03),)),
 ]
-VARIANT_NAMES = [" ".join([id, *(f"{k}={v}" for k, v in params)]) for id, params in VARIANTS]
+VARIANT_NAMES = [" ".join([name, *(f"{k}={v}" for k, v in params)]) for name, params in VARIANTS]
 
 
 class Outcome(NamedTuple):
@@ -157,21 +159,25 @@ def jitted(f: Callable, backend: str) -> Callable:
 
 
 def draw_actions(rng: np.random.Generator, space: gymnasium.Space, n: int, sign: np.ndarray | None = None):
-    """Random actions [n, ...], of the given sign where one is given. Box actions go to 1.5 times the bounds."""
+    """Random actions [n, ...], of the sign where one is given. Box actions go to 1.5 times the bounds."""
     if isinstance(space, gymnasium.spaces.Discrete):
         if sign is None:
             return rng.integers(0, space.n, n)
         return np.where(sign > 0, space.n - 1, 0)
-    size = rng.uniform(-1.5, 1.5, (n, 1)) if sign is None else np.sign(sign)[:, None] * rng.uniform(0, 1.5, (n, 1))
+    size = (
+        rng.uniform(-1.5, 1.5, (n, 1))
+        if sign is None
+        else np.sign(sign)[:, None] * rng.uniform(0, 1.5, (n, 1))
+    )
     exact = rng.random((n, 1)) < 0.1
     return (space.high * np.where(exact, np.sign(size), size)).astype(np.float32)
 
 
 @functools.cache
-def pairs(id: str) -> tuple[np.ndarray, np.ndarray]:
+def pairs(name: str) -> tuple[np.ndarray, np.ndarray]:
     """PAIRS float32 states [N, k] and actions: 40 % over the whole region, the rest crowded around the edges,
     a fifth of those exactly on the edge."""
-    case, rng = CASES[id], np.random.default_rng(7)
+    case, rng = CASES[name], np.random.default_rng(7)
     low, high = np.array(case.low), np.array(case.high)
     states = rng.uniform(low, high, (PAIRS, len(low)))
     for i in range(int(0.4 * PAIRS), PAIRS):
@@ -179,25 +185,27 @@ def pairs(id: str) -> tuple[np.ndarray, np.ndarray]:
         near = rng.normal() * 0.01 * (high - low)[column]
         states[i, column] = value + near * (rng.random() > 0.2)
     states = np.clip(states, low, high).astype(np.float32)
-    return states, draw_actions(rng, rlgraph.make(id).action_space, PAIRS)
+    return states, draw_actions(rng, rlgraph.make(name).action_space, PAIRS)
 
 
 @functools.cache
-def gymnasium_answers(id: str, params: tuple) -> Outcome:
+def gymnasium_answers(name: str, params: tuple) -> Outcome:
     """Gymnasium's own step of all pairs.
 
-    States and continuous actions go in as float64 copies of float32 numbers, so that Gymnasium's arithmetic is in
-    float64 throughout (it otherwise depends on the type of what it is given) and all rounding is ours.
+    States and continuous actions go in as float64 copies of float32 numbers, so that Gymnasium's arithmetic is
+    in float64 throughout (it otherwise depends on the type of what it is given) and all rounding is ours.
     """
-    env = gymnasium.make(id, **dict(params)).unwrapped
+    env = gymnasium.make(name, **dict(params)).unwrapped
     env.reset(seed=0)
-    states, actions = pairs(id)
+    states, actions = pairs(name)
     if actions.dtype == np.float32:
         actions = actions.astype(np.float64)
     rows = []
     for state, action in zip(states.astype(np.float64), actions):
         env.state = state.copy()
-        env.steps_beyond_terminated = None  # CartPole warns, and pays nothing, from the second step past the end
+        env.steps_beyond_terminated = (
+            None  # CartPole warns, and pays nothing, from the second step past the end
+        )
         obs, reward, terminated, _, _ = env.step(action)
         rows.append((np.array(env.state, dtype=np.float64), obs, reward, terminated))
     return Outcome(*(np.array(column) for column in zip(*rows)))
@@ -217,7 +225,7 @@ def our_answers(env, backend: str, states: np.ndarray, actions: np.ndarray) -> O
 
 
 def rounding_decides(case: Case, *outcomes: Outcome) -> np.ndarray:
-    """Rows where any of the answers lies within the margin of a jump, so that the last bit says which side."""
+    """Rows where any of the answers lies within the margin of a jump, so that rounding may decide the side."""
     near = np.zeros(len(outcomes[0].state), dtype=bool)
     for outcome in outcomes:
         for distance in case.thresholds(outcome.state.astype(np.float32)):
@@ -226,30 +234,34 @@ def rounding_decides(case: Case, *outcomes: Outcome) -> np.ndarray:
 
 
 def assert_same_step(case: Case, ours: Outcome, theirs: Outcome, atol: np.ndarray) -> None:
-    """The same flags exactly, the same numbers within `atol` [N], but for the few pairs that rounding decides."""
+    """The same flags exactly and the same numbers within `atol` [N], but for the few that rounding decides."""
     decided = ~rounding_decides(case, ours, theirs)
-    assert decided.mean() > 0.999, f"{(~decided).sum()} of {len(decided)} pairs left out as too near a threshold"
+    assert decided.mean() > 0.999, (
+        f"{(~decided).sum()} of {len(decided)} pairs left out as too near a threshold"
+    )
     np.testing.assert_array_equal(ours.terminated[decided], theirs.terminated[decided])
 
     turned = ours.state - theirs.state
     for column in case.angles:
         turned[:, column] = (turned[:, column] + PI) % (2 * PI) - PI
-    for name, difference, size in (
+    for what, difference, size in (
         ("state", turned, theirs.state),
         ("observation", ours.obs - theirs.obs, theirs.obs),
         ("reward", (ours.reward - theirs.reward)[:, None], theirs.reward[:, None]),
     ):
         excess = (abs(difference) - atol[:, None] - 2e-7 * abs(size))[decided]
-        assert (excess <= 0).all(), f"{name}: {(excess > 0).any(axis=1).sum()} pairs differ, by up to {excess.max()}"
+        assert (excess <= 0).all(), (
+            f"{what}: {(excess > 0).any(axis=1).sum()} pairs differ, by up to {excess.max()}"
+        )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("id", "params"), VARIANTS, ids=VARIANT_NAMES)
-def test_one_step_equals_gymnasium(id, params, backend):
-    env, case = rlgraph.make(id, **dict(params)), CASES[id]
-    states, actions = pairs(id)
+@pytest.mark.parametrize(("name", "params"), VARIANTS, ids=VARIANT_NAMES)
+def test_one_step_equals_gymnasium(name, params, backend):
+    env, case = rlgraph.make(name, **dict(params)), CASES[name]
+    states, actions = pairs(name)
     assert len(states) >= 10_000
-    theirs = gymnasium_answers(id, params)
+    theirs = gymnasium_answers(name, params)
     ours = our_answers(env, backend, states, actions)
     assert_same_step(case, ours, theirs, case.atol(states))
 
@@ -260,34 +272,34 @@ def test_one_step_equals_gymnasium(id, params, backend):
     assert inside.all()
 
 
-@pytest.mark.parametrize(("id", "params"), VARIANTS, ids=VARIANT_NAMES)
-def test_formulas_equal_gymnasium_in_float64(id, params):
-    """Without float32 rounding nothing is left to tolerate, but that Continuous_MountainCar stores float32."""
-    states, actions = pairs(id)
+@pytest.mark.parametrize(("name", "params"), VARIANTS, ids=VARIANT_NAMES)
+def test_formulas_equal_gymnasium_in_float64(name, params):
+    """Without float32 rounding nothing is left to tolerate, but that MountainCarContinuous stores float32."""
+    states, actions = pairs(name)
     wide = actions.astype(np.float64) if actions.dtype == np.float32 else actions
-    ours = our_answers(rlgraph.make(id, **dict(params)), "numpy", states.astype(np.float64), wide)
-    theirs = gymnasium_answers(id, params)
+    ours = our_answers(rlgraph.make(name, **dict(params)), "numpy", states.astype(np.float64), wide)
+    theirs = gymnasium_answers(name, params)
     ours = ours._replace(obs=ours.obs.astype(np.float32))  # as Gymnasium's is
-    atol = 6e-8 if id == "MountainCarContinuous-v0" else 1e-12
-    assert_same_step(CASES[id], ours, theirs, np.full(PAIRS, atol))
+    atol = 6e-8 if name == "MountainCarContinuous-v0" else 1e-12
+    assert_same_step(CASES[name], ours, theirs, np.full(PAIRS, atol))
 
 
-@pytest.mark.parametrize("id", CASES)
-def test_pairs_cover_both_sides(id):
+@pytest.mark.parametrize("name", CASES)
+def test_pairs_cover_both_sides(name):
     """The comparison would say little if the pairs seldom ended an episode, hit a limit or a wall."""
-    states, actions = pairs(id)
-    after = gymnasium_answers(id, ())
-    if id != "Pendulum-v1":
+    _, actions = pairs(name)
+    after = gymnasium_answers(name, ())
+    if name != "Pendulum-v1":
         assert 0.1 < after.terminated.mean() < 0.9
-    if id.startswith("MountainCar"):
+    if name.startswith("MountainCar"):
         walls = (after.state[:, 0] <= -1.2) & (after.state[:, 1] == 0)
         stops = [walls, after.state[:, 0] >= 0.6, abs(after.state[:, 1]) >= 0.07]
     else:
-        top = abs(after.state[:, -1]) >= CASES[id].high[-1] - 1e-6
+        top = abs(after.state[:, -1]) >= CASES[name].high[-1] - 1e-6
         stops = [top]
     assert all(stop.mean() > 0.02 for stop in stops)
     if actions.dtype == np.float32:
-        assert (abs(actions) > rlgraph.make(id).action_space.high).mean() > 0.2
+        assert (abs(actions) > rlgraph.make(name).action_space.high).mean() > 0.2
 
 
 WRONG = [  # file, right, wrong: slips of the kind that real reimplementations have had
@@ -317,3 +329,98 @@ def test_comparison_catches_wrong_dynamics(file, right, wrong, tmp_path):
     ours = our_answers(env, "numpy", states, actions)
     with pytest.raises(AssertionError):
         assert_same_step(CASES[env.id], ours, gymnasium_answers(env.id, ()), CASES[env.id].atol(states))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_spaces_limit_and_threshold_equal_gymnasium(name):
+    ours, theirs, spec = rlgraph.make(name), gymnasium.make(name), gymnasium.spec(name)
+    for our_space, their_space in (
+        (ours.observation_space, theirs.observation_space),
+        (ours.action_space, theirs.action_space),
+    ):
+        assert our_space == their_space
+        assert our_space.dtype == their_space.dtype
+        if isinstance(their_space, gymnasium.spaces.Box):  # Box's == is only approximate
+            np.testing.assert_array_equal(our_space.low, their_space.low)
+            np.testing.assert_array_equal(our_space.high, their_space.high)
+    assert ours.id == ours.definition.ID == spec.id
+    assert ours.max_episode_steps == ours.definition.MAX_EPISODE_STEPS == spec.max_episode_steps
+    assert ours.definition.REWARD_THRESHOLD == spec.reward_threshold
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_reset_equals_gymnasium_from_the_same_uniforms(name):
+    """Gymnasium draws `low + (high - low) * random()`, so its seeded generator gives us the uniforms it used."""
+    env, theirs = rlgraph.make(name), gymnasium.make(name).unwrapped
+    seeds = range(200)
+    observations = np.stack([theirs.reset(seed=seed)[0] for seed in seeds])
+    u = [gymnasium.utils.seeding.np_random(seed)[0].random(env.reset_draws) for seed in seeds]
+    _, obs = env.reset(np, np.array(u, dtype=np.float32))
+    np.testing.assert_allclose(obs, observations, rtol=0, atol=3e-7)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", CASES)
+def test_reset_bounds_are_half_open_in_float32(name, backend):
+    """No uniform below 1 may round up to the upper bound, nor 0 below the lower one."""
+    env = rlgraph.make(name)
+    largest = np.nextafter(np.float32(1), np.float32(0))
+    u = np.array([[0.0] * env.reset_draws, [largest] * env.reset_draws], dtype=np.float32)
+    carry, _ = env.reset(namespace(backend), array(backend, u))
+    p = env.params
+    bounds = (
+        [(-p.x_init, p.x_init), (-p.y_init, p.y_init)] if name == "Pendulum-v1" else [(p.low, p.high)] * 4
+    )
+    for leaf, (low, high) in zip(carry.state[: env.reset_draws], bounds):
+        first, last = np.asarray(leaf)
+        assert first == np.float32(low)
+        assert last < np.float32(high)
+        assert last == pytest.approx(high, rel=1e-6)
+
+
+STEPS, ENVS = 400, 64
+
+
+def play(env, backend: str, u: np.ndarray, choose: Callable) -> list:
+    """A SAME_STEP trajectory of u's environments from the uniforms u [T + 1, B, draws], as numpy `Step`s."""
+    xp = namespace(backend)
+    step = jitted(lambda carry, action, u: env.step(xp, carry, action, u, SAME_STEP), backend)
+    carry, obs = env.reset(xp, array(backend, u[0, :, : env.reset_draws]))
+    steps, obs = [], np.asarray(obs)
+    for t in range(len(u) - 1):
+        out = step(carry, array(backend, choose(t, obs)), array(backend, u[t + 1]))
+        carry = out.carry
+        steps.append(tree(np.asarray, out))
+        obs = steps[-1].obs
+    return steps
+
+
+@functools.cache
+def numpy_trajectory(name: str):
+    """Uniforms, the actions that a mostly sensible policy took on numpy, and what came of them."""
+    env, case, rng = (
+        rlgraph.make(name, max_episode_steps=CASES[name].limit),
+        CASES[name],
+        np.random.default_rng(3),
+    )
+    u = rng.random((STEPS + 1, ENVS, env.draws), dtype=np.float32)
+    actions = []
+
+    def choose(t, obs):
+        sensible = draw_actions(rng, env.action_space, ENVS, case.lean(obs))
+        random = draw_actions(rng, env.action_space, ENVS)
+        mostly = (rng.random(ENVS) < 0.75).reshape((ENVS,) + (1,) * (random.ndim - 1))
+        actions.append(np.where(mostly, sensible, random))
+        return actions[-1]
+
+    return env, u, actions, play(env, "numpy", u, choose)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trajectories_end_both_ways(name):
+    _, _, _, steps = numpy_trajectory(name)
+    terminated, truncated = (
+        np.stack([getattr(s, f) for s in steps]) for f in ("terminated_B", "truncated_B")
+    )
+    assert truncated.any()
+    assert terminated.any() == (name != "Pendulum-v1")

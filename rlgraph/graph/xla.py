@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 import jax
+import numpy as np
 
 from rlgraph.modes import MODES
 
@@ -45,3 +46,15 @@ def _without_jit(fn: Callable) -> Callable:
             return fn(*args, **kwargs)
 
     return run
+
+
+class Readback:
+    """A small array on its way to the host while the GPU goes on."""
+
+    def __init__(self, array: jax.Array):
+        array.copy_to_host_async()
+        self._array = array
+
+    def get(self) -> list:
+        """The values as Python numbers, nested as the array's shape; waits for that array alone."""
+        return np.asarray(self._array).tolist()

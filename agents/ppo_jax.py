@@ -1,0 +1,250 @@
+"""PPO in JAX: one iteration is collect, advantages, update, compiled as one function with donated state.
+
+Schulman et al., "Proximal Policy Optimization Algorithms" (2017). The same sections, in the same order, as
+ppo_torch.py. T steps, B environments, N = T * B, M = minibatch rows.
+"""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from rlgraph.agents.moments_jax import Moments, merge_moments
+from rlgraph.agents.networks_jax import ActorCritic
+from rlgraph.agents.ppo import METRICS, PPOConfig
+from rlgraph.agents.returns_jax import discounted_returns, gae
+from rlgraph.devices import jax_device
+from rlgraph.environment import Environment
+from rlgraph.graph.xla import Readback, prepare
+from rlgraph.modes import MODES, resolve
+from rlgraph.precision import jax_matmul_precision
+from rlgraph.rollout import Rollout
+from rlgraph.rollout.jax import Collector, collect, evaluate, start
+
+# Environment steps in one turn of XLA's host loop on a GPU; measured, see docs/results.md.
+GPU_UNROLL = 16
+
+
+class Batch(NamedTuple):
+    """An iteration's N = T * B steps, flattened."""
+
+    obs: jax.Array  # [N, *observation shape]
+    action: jax.Array  # [N] or [N, *action shape]
+    log_prob: jax.Array  # [N]
+    value: jax.Array  # [N]
+    advantage: jax.Array  # [N]
+
+
+class TrainState(NamedTuple):
+    """Everything that one iteration leaves to the next."""
+
+    policy: ActorCritic
+    optimizer: Any
+    collector: Collector
+    key: jax.Array
+    iteration: jax.Array  # [] float32
+    obs_count: jax.Array  # [] float32, rows behind the policy's obs_mean and obs_var
+    reward_moments: Moments  # of the discounted return, D = 1
+    reward_return_B: jax.Array  # [B] float32
+
+
+def ppo_loss(policy: ActorCritic, batch: Batch, rows_M: jax.Array, config: PPOConfig):
+    """The clipped surrogate, value loss and entropy bonus of one minibatch.
+
+    Args:
+        policy: the one being trained.
+        batch: all N steps.
+        rows_M: [M] int32, the minibatch.
+
+    Returns:
+        loss []; and metrics [5]: policy loss, value loss, entropy, approximate KL, clip fraction.
+    """
+    obs, action, old_log_prob, old_value, advantage = (x[rows_M] for x in batch)
+    target = old_value + advantage
+    if config.normalize_advantage:
+        advantage = (advantage - advantage.mean()) / (advantage.std(ddof=1) + 1e-8)
+
+    normalized = policy.normalized(obs)
+    parameters = policy.actor(normalized)
+    log_ratio = policy.distribution.log_prob(parameters, action) - old_log_prob
+    ratio = jnp.exp(log_ratio)
+    clipped = jnp.clip(ratio, 1 - config.clip_range, 1 + config.clip_range)
+    policy_loss = -jnp.minimum(ratio * advantage, clipped * advantage).mean()  # eq. 7
+
+    value = policy.critic(normalized).squeeze(-1)
+    error = (value - target) ** 2
+    if config.clip_value is not None:
+        near = old_value + jnp.clip(value - old_value, -config.clip_value, config.clip_value)
+        error = jnp.maximum(error, (near - target) ** 2)
+    value_loss = 0.5 * error.mean()
+
+    entropy = policy.distribution.entropy(parameters).mean()
+    loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy  # eq. 9
+
+    approx_kl = (ratio - 1 - log_ratio).mean()  # Schulman, "Approximating KL divergence" (2020), k3
+    clip_fraction = (abs(ratio - 1) > config.clip_range).mean(dtype=jnp.float32)
+    return loss, jnp.stack([policy_loss, value_loss, entropy, approx_kl, clip_fraction])
+
+
+class PPO:
+    """A PPO run on one device.
+
+    Args:
+        config: see PPOConfig.
+        env: built by rlgraph.make.
+
+    `iterate()` runs one iteration and returns at once on a GPU: read its metrics after launching the next one.
+    """
+
+    def __init__(self, config: PPOConfig, env: Environment):
+        self.config, self.env = config, env
+        self.device = jax_device(config.device)
+        on_gpu = self.device.platform == "gpu"
+        self.mode = resolve("jax", config.mode, on_gpu)
+        self.unroll = GPU_UNROLL if on_gpu and MODES["jax"][self.mode].graph else 1
+        self.optimizer = optax.chain(
+            optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam(eps=1e-5)
+        )
+        self.state = self._create()
+        self._iterate = prepare(self._iteration, self.mode, donate_argnums=(0,), device=self.device)
+
+    # ---- the iteration
+
+    def iterate(self) -> Readback:
+        """One iteration: T * B steps and num_epochs * num_minibatches updates. Its METRICS are on their way."""
+        with jax_matmul_precision(self.config.precision):
+            self.state, metrics = self._iterate(self.state)
+        return Readback(metrics)
+
+    def _iteration(self, state: TrainState) -> tuple[TrainState, jax.Array]:
+        """Collect, advantages, update. Returns the new state and METRICS' vector."""
+        config, policy = self.config, state.policy
+        key, collect_key, order_key = jax.random.split(state.key, 3)
+        collector, rollout, episodes = collect(
+            self.env, policy.act, policy.value, state.collector, config.num_steps, collect_key, self.unroll
+        )
+        state, batch = self._advantages(state, rollout)
+        learning_rate = jnp.float32(config.learning_rate)
+        if config.anneal_lr:
+            learning_rate = learning_rate * (1 - state.iteration / config.num_iterations)
+
+        order = [
+            jax.random.permutation(k, config.batch_size)
+            for k in jax.random.split(order_key, config.num_epochs)
+        ]
+        rows_UM = jnp.concatenate(order).reshape(config.num_updates, -1)
+
+        def update(learner, rows_M):
+            return self._update(learner, batch, rows_M, learning_rate)
+
+        learner = (policy, state.optimizer, jnp.float32(0))
+        (policy, optimizer, _), metrics_U7 = jax.lax.scan(update, learner, rows_UM)
+        state = state._replace(
+            policy=policy, optimizer=optimizer, collector=collector, key=key, iteration=state.iteration + 1
+        )
+        if config.normalize_obs:
+            state = self._merge_obs(state, rollout.obs)
+        means, updates = metrics_U7[:, :6].mean(axis=0), metrics_U7[:, 6].sum()
+        return state, jnp.stack([*means, learning_rate, updates, *episodes])
+
+    def _advantages(self, state: TrainState, rollout: Rollout) -> tuple[TrainState, Batch]:
+        config = self.config
+        reward_TB = rollout.reward_TB
+        if config.normalize_reward:
+            done_TB = rollout.terminated_TB | rollout.truncated_TB
+            g_TB, carried_B = discounted_returns(reward_TB, done_TB, state.reward_return_B, config.gamma)
+            moments = merge_moments(state.reward_moments, g_TB.reshape(-1, 1))
+            state = state._replace(reward_return_B=carried_B, reward_moments=moments)
+            reward_TB = reward_TB / jnp.sqrt(moments.var_D + 1e-8)
+        advantage_TB = gae(
+            reward_TB,
+            rollout.value_TB,
+            rollout.final_value_TB,
+            rollout.terminated_TB,
+            rollout.truncated_TB,
+            config.gamma,
+            config.gae_lambda,
+        )
+        batch = Batch(rollout.obs, rollout.action, rollout.log_prob_TB, rollout.value_TB, advantage_TB)
+        return state, Batch(*(x.reshape(-1, *x.shape[2:]) for x in batch))
+
+    def _update(self, learner, batch: Batch, rows_M: jax.Array, learning_rate: jax.Array):
+        """One optimiser step, unless `stopped` ([], 0 or 1) is set or becomes set by the target KL.
+
+        Returns:
+            The learner, and [7]: ppo_loss's metrics, the gradient norm, and 1 if the step was taken.
+        """
+        config = self.config
+        policy, optimizer, stopped = learner
+        gradient, metrics = jax.grad(ppo_loss, has_aux=True)(policy, batch, rows_M, config)
+        direction, new_optimizer = self.optimizer.update(gradient, optimizer)
+        new_policy = jax.tree.map(lambda p, d: p - learning_rate * d, policy, direction)
+        if config.target_kl is not None:
+            stopped = jnp.maximum(stopped, (metrics[3] > config.target_kl).astype(jnp.float32))
+            new_policy, new_optimizer = jax.tree.map(
+                lambda new, old: jnp.where(stopped > 0, old, new),
+                (new_policy, new_optimizer),
+                (policy, optimizer),
+            )
+        norm = optax.global_norm(gradient)
+        return (new_policy, new_optimizer, stopped), jnp.stack([*metrics, norm, 1 - stopped])
+
+    def _merge_obs(self, state: TrainState, obs: jax.Array) -> TrainState:
+        policy = state.policy
+        before = Moments(policy.obs_mean, policy.obs_var, state.obs_count)
+        flat = policy.flat(obs)
+        mean, var, count = merge_moments(before, flat.reshape(-1, flat.shape[-1]))
+        policy = eqx.tree_at(lambda p: (p.obs_mean, p.obs_var), policy, (mean, var))
+        return state._replace(policy=policy, obs_count=count)
+
+    # ---- what the run holds
+
+    def _create(self) -> TrainState:
+        config, env = self.config, self.env
+        with jax.default_device(self.device):
+            policy_key, start_key, key = jax.random.split(jax.random.key(config.seed), 3)
+            policy = ActorCritic(
+                env.observation_space, env.action_space, config.hidden, config.activation, policy_key
+            )
+            state = TrainState(
+                policy,
+                self.optimizer.init(policy),
+                start(env, config.num_envs, start_key),
+                key,
+                jnp.float32(0),
+                jnp.float32(1e-4),
+                Moments(jnp.zeros(1, jnp.float32), jnp.ones(1, jnp.float32), jnp.float32(1e-4)),
+                jnp.zeros(config.num_envs, jnp.float32),
+            )
+        # Donated buffers must be distinct and stay on the device.
+        return jax.device_put(jax.tree.map(jnp.copy, state), self.device)
+
+    # ---- the trained policy
+
+    def evaluate(self, num_episodes: int, seed: int) -> np.ndarray:
+        """Undiscounted returns [num_episodes] of the greedy policy."""
+
+        def play(policy, key):
+            return evaluate(self.env, policy.greedy, num_episodes, key)
+
+        with jax.default_device(self.device):
+            returns_B = prepare(play, "jit", device=self.device)(self.state.policy, jax.random.key(seed))
+        return np.asarray(returns_B)
+
+    def policy_arrays(self) -> dict[str, np.ndarray]:
+        """The policy's weights and observation statistics by name, the same names as ppo_torch.py's."""
+        leaves, _ = jax.tree.flatten_with_path(self.state.policy)
+        return {_name(path): np.asarray(leaf) for path, leaf in leaves}
+
+    def load_policy_arrays(self, arrays: dict[str, np.ndarray]) -> None:
+        """The reverse of `policy_arrays`."""
+        policy = jax.tree.map_with_path(lambda path, _: arrays[_name(path)], self.state.policy)
+        self.state = self.state._replace(policy=jax.device_put(policy, self.device))
+
+
+def _name(path) -> str:
+    """actor.layers.0.weight"""
+    return jax.tree_util.keystr(path, simple=True, separator=".")

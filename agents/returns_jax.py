@@ -1,0 +1,49 @@
+"""Sums along time, without a loop over it. T steps, B environments."""
+
+import jax
+import jax.numpy as jnp
+
+
+def linear_scan(c_TB: jax.Array, x_TB: jax.Array) -> jax.Array:
+    """y[t] = x[t] + c[t] y[t+1] with y[T] = 0, as an associative scan: about log2 T dependent rounds, not T."""
+
+    def chain(later, earlier):
+        (c_later, x_later), (c, x) = later, earlier
+        return c * c_later, x + c * x_later
+
+    return jax.lax.associative_scan(chain, (c_TB, x_TB), reverse=True)[1]
+
+
+def gae(reward_TB, value_TB, final_value_TB, terminated_TB, truncated_TB, gamma: float, gae_lambda: float):
+    """Generalised advantage estimation (Schulman et al., 2016, eq. 16).
+
+    An episode that terminated has no future; one that was truncated goes on from the value of its final observation,
+    as does the last step of the rollout. Nothing leaks from one episode into the one before it.
+
+    Args:
+        reward_TB, value_TB: [T, B] float32.
+        final_value_TB: [T, B] float32, value of the observation that step t led to, before any reset.
+        terminated_TB, truncated_TB: [T, B] bool.
+
+    Returns:
+        Advantages [T, B]; the value targets are these plus `value_TB`.
+    """
+    delta_TB = reward_TB + gamma * final_value_TB * ~terminated_TB - value_TB  # eq. 10
+    return linear_scan(gamma * gae_lambda * ~(terminated_TB | truncated_TB), delta_TB)
+
+
+def discounted_returns(reward_TB, done_TB, return_B, gamma: float):
+    """Running discounted return of each environment, starting afresh after each episode.
+
+    Args:
+        reward_TB: [T, B] float32.
+        done_TB: [T, B] bool, step t ended its episode.
+        return_B: [B] float32, the running return before the first step, 0 where an episode starts.
+
+    Returns:
+        g [T, B] with g[t] = r[t] + gamma g[t-1] within an episode, and the [B] to start the next rollout with.
+    """
+    going_on_TB = jnp.concatenate([jnp.ones_like(done_TB[:1]), ~done_TB[:-1]])
+    x_TB = reward_TB.at[0].add(gamma * return_B)
+    g_TB = linear_scan((gamma * going_on_TB)[::-1], x_TB[::-1])[::-1]
+    return g_TB, g_TB[-1] * ~done_TB[-1]

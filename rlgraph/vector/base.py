@@ -1,0 +1,268 @@
+"""What the vector environments of both backends share: Gymnasium's interface, its checks and its autoreset infos."""
+
+import dataclasses
+import operator
+import secrets
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.error import ClosedEnvironmentError, ResetNeeded
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+
+from rlgraph.environment import DISABLED, SAME_STEP, Environment, replace_params
+from rlgraph.errors import UsageError
+
+Array = Any
+STEPS_BETWEEN_CHECKS = 256  # of the out-of-range flag, where nothing else reads the device
+KINDS = {"b": "booleans", "f": "floats", "c": "complex numbers"}  # numpy's dtype.kind, in words
+
+
+class VectorEnv(gymnasium.vector.VectorEnv):
+    """B environments stepped together on one device; made by `rlgraph.make_vec`.
+
+    What `reset` and `step` return is the caller's to keep and to change. Shape letter: B = num_envs.
+
+    Actions are torch tensors, numpy arrays, lists or (backend jax) jax arrays. Discrete: integers [B] of any width.
+    Box: numbers [B, *single_action_space.shape], converted to float32; beyond the bounds they go to the environment
+    as they are, as in Gymnasium. A Discrete action out of range is an error at once where the actions are on the
+    host. On a GPU reading them at every step would stall it: there the step takes the nearest valid action and sets a
+    flag on the device, which is read whenever the host waits for the device anyway (every step with output "numpy"
+    or AutoresetMode.DISABLED; `reset`; `close`) and every 256 steps, and then raises.
+
+    Attributes:
+        metadata: "autoreset_mode" holds the `AutoresetMode`.
+        device: where the environments live.
+        mode: the mode that runs, "auto" resolved.
+    """
+
+    array_type: type  # the backend's own arrays
+
+    # A backend sets `_carry` and `device`, and implements the methods at the end of this class.
+
+    def __init__(
+        self,
+        env: Environment,
+        spec: gymnasium.envs.registration.EnvSpec,
+        num_envs: int,
+        seed: int | None,
+        autoreset_mode: AutoresetMode,
+        output: str,
+    ):
+        self.env, self.spec, self.num_envs, self.output = env, spec, num_envs, output
+        self.metadata = {"render_modes": [], "autoreset_mode": autoreset_mode}
+        self.autoreset_mode = autoreset_mode
+        self.single_observation_space, self.single_action_space = env.observation_space, env.action_space
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._discrete = isinstance(self.single_action_space, gymnasium.spaces.Discrete)
+        if self._discrete:
+            self._low = int(self.single_action_space.start)
+            self._high = self._low + int(self.single_action_space.n) - 1
+        else:
+            self._low = 0
+        self._started = False
+        self._unverified = 0  # steps taken with device actions since the flag was last read
+        self._reseed(secrets.randbits(63) if seed is None else seed)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Array, dict]:
+        """Start new episodes: clears their step counters and flags.
+
+        Args:
+            seed: one integer in [0, 2**63) for the whole batch; None goes on with the running generator.
+            options: "reset_mask", [B] bool (numpy, or the backend's own array), restarts only these. Every other key
+                is a field of the environment's `Params`, in force for this reset only, such as `low` and `high`.
+
+        Returns:
+            Observations [B, *single_observation_space.shape], with a mask those of the running episodes among them,
+            and an empty dict.
+
+        Raises:
+            ClosedEnvironmentError: after `close`.
+            ResetNeeded: a mask before the first full reset.
+            UsageError: a bad seed, or a key that is no parameter of the environment.
+            TypeError, ValueError: a bad mask; ValueError: an earlier action was out of range, see the class.
+        """
+        self._require_open("reset")
+        self._read_flag()
+        changes = dict(options or {})
+        mask_B = changes.pop("reset_mask", None)
+        if mask_B is not None:
+            mask_B = self._valid_mask(mask_B)
+        env = dataclasses.replace(self.env, params=replace_params(self.env.params, changes))
+        if seed is not None:
+            self._reseed(seed)
+        obs = self._start(env, mask_B)
+        self._started = True
+        return self._given_away(obs), {}
+
+    def step(self, actions: Array) -> tuple[Array, Array, Array, Array, dict]:
+        """Take one action in every environment.
+
+        An episode that ends is followed by the next one as `metadata["autoreset_mode"]` says. NEXT_STEP: the next
+        step ignores its action (which must still be valid) and returns the first observation, reward 0, no flags.
+        SAME_STEP: the observation is the next episode's first, and infos hold "final_obs", where the step led to,
+        "final_info" (empty) and the masks "_final_obs" and "_final_info" [B]. With output "numpy" these keys come
+        only when an episode ended, and "final_obs" is an object array [B] with None elsewhere, as in Gymnasium. With
+        output "tensor" they are always there, "final_obs" for all environments, [B, *single_observation_space.shape]:
+        to know whether an episode ended would stall the device. DISABLED: the caller resets, with a "reset_mask";
+        to say where it did not, every step waits for the device.
+
+        Args:
+            actions: see the class.
+
+        Returns:
+            obs [B, *single_observation_space.shape], reward [B] float32, terminated [B] bool, truncated [B] bool
+            (both may be True) and infos, empty but for SAME_STEP.
+
+        Raises:
+            ResetNeeded: before the first `reset`, or (DISABLED) an episode has ended and was not reset.
+            ClosedEnvironmentError: after `close`.
+            TypeError: actions of a wrong kind; ValueError: of a wrong shape, or out of range, now or earlier.
+        """
+        self._require_open("step")
+        if not self._started:
+            raise ResetNeeded("step() before the first reset(): call reset() first")
+        actions = self._valid_actions(actions)
+        disabled = self.autoreset_mode.value == DISABLED
+        if disabled and (done_B := self._to_host(self._carry.done_B)).any():
+            raise ResetNeeded(
+                f"{done_B.sum()} of {self.num_envs} episodes have ended: "
+                'call reset(options={"reset_mask": terminated | truncated}) before the next step()'
+            )
+        *results, final_obs = self._advance(actions)
+        if disabled or self.output == "numpy" or self._unverified >= STEPS_BETWEEN_CHECKS:
+            self._read_flag()
+        obs, reward_B, terminated_B, truncated_B = map(self._given_away, results)
+        infos = {}
+        if self.autoreset_mode.value == SAME_STEP:
+            infos = self._final_infos(self._given_away(final_obs), terminated_B | truncated_B)
+        return obs, reward_B, terminated_B, truncated_B, infos
+
+    def close_extras(self, **kwargs) -> None:
+        """Release the device memory. Raises ValueError if an earlier action was out of range, see the class."""
+        self.closed = True  # also when the flag raises
+        try:
+            self._read_flag()
+        finally:
+            self._release()
+
+    def _require_open(self, what: str) -> None:
+        if self.closed:
+            raise ClosedEnvironmentError(f"{what}() after close(): make a new one with rlgraph.make_vec")
+
+    def _reseed(self, seed: int) -> None:
+        try:
+            seed = operator.index(seed)
+        except TypeError:
+            raise UsageError(f"seed must be one integer for the whole batch, but is {seed!r}") from None
+        if not 0 <= seed < 2**63:
+            raise UsageError(f"seed must be in [0, 2**63), but is {seed}")
+        super().reset(seed=seed)  # Gymnasium's own np_random_seed
+        self._seed(seed)
+
+    def _valid_mask(self, mask_B: Array) -> np.ndarray:
+        if not self._started:
+            raise ResetNeeded("options['reset_mask'] before the first full reset(): call reset() without it first")
+        if not isinstance(mask_B, (np.ndarray, self.array_type)):
+            kind = f"{type(mask_B).__module__}.{type(mask_B).__qualname__}"
+            raise TypeError(f"options['reset_mask'] must be a numpy or {self.array_type.__name__} array, got {kind}")
+        if tuple(mask_B.shape) != (self.num_envs,):
+            raise ValueError(
+                f"options['reset_mask'] must have shape [{self.num_envs}], got {list(mask_B.shape)}"
+            )
+        if not isinstance(mask_B, np.ndarray):
+            mask_B = self._to_host(mask_B)
+        if mask_B.dtype != np.bool_:
+            raise TypeError(f"options['reset_mask'] must be of dtype bool, got {mask_B.dtype}")
+        if not mask_B.any():
+            raise ValueError("options['reset_mask'] must hold at least one True")
+        return mask_B
+
+    def _valid_actions(self, actions: Array) -> Array:
+        """The actions on the device: [B] integers or [B, *action shape] float32."""
+        expected = (self.num_envs, *self.single_action_space.shape)
+        array = self._as_array(actions, expected)
+        if tuple(array.shape) != expected:
+            raise ValueError(f"actions must have shape {list(expected)}, got {list(array.shape)}")
+        kind = self._kind(array)
+        if kind not in ("iu" if self._discrete else "iuf"):
+            wanted = "integers: convert them, as with .astype(int) or argmax" if self._discrete else "floats"
+            raise TypeError(f"actions must be {wanted}; got {KINDS.get(kind, array.dtype)}")
+        if not isinstance(array, np.ndarray):
+            self._unverified += self._discrete
+        elif self._discrete and not (self._low <= array.min() and array.max() <= self._high):
+            raise ValueError(f"actions must be in [{self._low}, {self._high}], got {array.min()} to {array.max()}")
+        return self._to_device(array)
+
+    def _as_array(self, actions: Array, expected: tuple) -> Array:
+        """Arrays of the backend on a GPU as they are, everything else as numpy."""
+        if isinstance(actions, self.array_type):
+            return self._own_array(actions)
+        try:
+            return np.asarray(actions)
+        except (TypeError, ValueError, RuntimeError):
+            kind = type(actions).__qualname__
+            raise ValueError(f"actions must be an array of shape {list(expected)}; cannot read {kind}") from None
+
+    def _read_flag(self) -> None:
+        steps, self._unverified = self._unverified, 0
+        if steps and self._take_flag():
+            raise ValueError(
+                f"an action outside [{self._low}, {self._high}] was passed in one of the last {steps} steps with "
+                "device actions; the nearest valid one was taken"
+            )
+
+    def _final_infos(self, final_obs: Array, done_B: Array) -> dict:
+        if self.output == "numpy":
+            ended = np.flatnonzero(done_B)
+            if not len(ended):
+                return {}
+            rows, final_obs = final_obs, np.full(self.num_envs, None, dtype=object)
+            for i in ended:
+                final_obs[i] = rows[i]
+        return {"final_obs": final_obs, "_final_obs": done_B, "final_info": {}, "_final_info": done_B | done_B}
+
+    def _given_away(self, array: Array) -> Array:
+        return self._to_host(array) if self.output == "numpy" else self._keepable(array)
+
+    def _kind(self, array: Array) -> str:
+        """numpy's dtype.kind of what `_as_array` gave."""
+        return array.dtype.kind
+
+    def _seed(self, seed: int) -> None:
+        """Reseed the generator that every random number comes from."""
+        raise NotImplementedError
+
+    def _start(self, env: Environment, mask_B: np.ndarray | None) -> Array:
+        """Reset `env` everywhere, or where the mask holds, into the carry. Returns the observations of all."""
+        raise NotImplementedError
+
+    def _advance(self, actions: Array) -> tuple[Array, ...]:
+        """One step. Returns obs, reward, terminated, truncated and final_obs, valid until the next call."""
+        raise NotImplementedError
+
+    def _own_array(self, array: Array) -> Array:
+        """One of the backend's arrays: itself on the GPU that this environment is on, else as numpy."""
+        raise NotImplementedError
+
+    def _to_device(self, actions: Array) -> Array:
+        """Checked actions on the device, in the dtype that the environment takes."""
+        raise NotImplementedError
+
+    def _to_host(self, array: Array) -> np.ndarray:
+        """A numpy copy."""
+        raise NotImplementedError
+
+    def _keepable(self, array: Array) -> Array:
+        """An array that no later step changes."""
+        raise NotImplementedError
+
+    def _take_flag(self) -> bool:
+        """Read and clear the flag that an action was out of range."""
+        raise NotImplementedError
+
+    def _release(self) -> None:
+        """Let go of what the device holds."""
+        raise NotImplementedError

@@ -1,0 +1,112 @@
+"""Vector environments in torch: one step is a function over fixed tensors, so that a CUDA graph can replay it."""
+
+from collections.abc import Callable
+
+import array_api_compat.torch as xp
+import numpy as np
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from rlgraph import modes
+from rlgraph.devices import torch_device
+from rlgraph.environment import select
+from rlgraph.graph.capture import capture, compiled
+from rlgraph.vector import base
+
+
+class TorchVectorEnv(base.VectorEnv):
+    """See `rlgraph.vector.base.VectorEnv`. `device` is a `torch.device`; no gradient flows through a step."""
+
+    array_type = torch.Tensor
+
+    def __init__(self, env, spec, num_envs, device, mode, seed, autoreset_mode, output):
+        self.device = torch_device(device)
+        self.mode = modes.resolve("torch", mode, on_gpu=self.device.type == "cuda")
+        self._generator = torch.Generator(self.device)
+        super().__init__(env, spec, num_envs, seed, autoreset_mode, output)
+        carry, _ = env.reset(xp, torch.zeros(num_envs, env.reset_draws, device=self.device))
+        # Contiguous copies: a definition may return views of one tensor, which cannot be updated one by one.
+        self._carry = tree_map(lambda t: t.clone(memory_format=torch.contiguous_format), carry)
+        self._out_of_range = torch.zeros((), dtype=torch.bool, device=self.device)
+        self._graph = None
+        self._run = self._prepare()
+
+    def _prepare(self) -> Callable:
+        """The step as the mode runs it: actions -> results, with carry and flag updated in place."""
+        chosen = modes.MODES["torch"][self.mode]
+        update, draws = self._update, self.env.draws
+        # Without a GPU a graph mode runs the plain function, see rlgraph.graph.capture.
+        if chosen.compile and (self.device.type == "cuda" or not chosen.graph):
+            update = compiled(update)
+
+        @torch.no_grad()
+        def vector_step(actions):
+            return update(actions, self._uniform(draws))
+
+        if not chosen.graph:
+            return vector_step
+        example = self._to_device(np.full((self.num_envs, *self.single_action_space.shape), self._low))
+        state = (self._carry, self._out_of_range)
+        self._graph = capture(vector_step, example, state=state, generators=[self._generator])
+        return self._graph.replay
+
+    def _update(self, actions, u_BN):
+        if self._discrete:
+            valid = actions.clamp(self._low, self._high)
+            self._out_of_range.logical_or_((valid != actions).any())
+            actions = valid
+        step = self.env.step(xp, self._carry, actions, u_BN, self.autoreset_mode.value)
+        # Cloned first: a definition may hand on leaves of the old carry, which the copies overwrite.
+        step = tree_map(torch.clone, step)
+        for old, new in zip(tree_leaves(self._carry), tree_leaves(step.carry)):
+            old.copy_(new)
+        return tuple(step[1:])
+
+    def _advance(self, actions):
+        return self._run(actions)
+
+    @torch.no_grad()
+    def _start(self, env, mask_B):
+        carry, _ = env.reset(xp, self._uniform(env.reset_draws))
+        if mask_B is not None:
+            carry = select(xp, torch.from_numpy(mask_B).to(self.device), carry, self._carry)
+        for old, new in zip(tree_leaves(self._carry), tree_leaves(carry)):
+            old.copy_(new)
+        return env.definition.observe(xp, carry.state, self.env.params)
+
+    def _uniform(self, draws):
+        return torch.rand(self.num_envs, draws, generator=self._generator, device=self.device)
+
+    def _seed(self, seed):
+        self._generator.manual_seed(seed)
+
+    def _own_array(self, array):
+        array = array.detach()
+        if array.is_floating_point():
+            array = array.float()  # numpy has no bfloat16
+        return array if array.is_cuda and self.device.type == "cuda" else array.cpu().numpy()
+
+    def _kind(self, array):
+        return np.dtype(str(array.dtype).removeprefix("torch.")).kind
+
+    def _to_device(self, actions):
+        if isinstance(actions, np.ndarray):
+            dtype = np.int64 if self._discrete else np.float32
+            return torch.from_numpy(np.array(actions, dtype, order="C")).to(self.device)
+        return actions.to(self.device, torch.int64 if self._discrete else torch.float32)
+
+    def _to_host(self, array):
+        return array.to("cpu", copy=True).numpy()
+
+    def _keepable(self, array):
+        return array if self.mode == "eager" else array.clone()
+
+    def _take_flag(self):
+        flag = bool(self._out_of_range)
+        self._out_of_range.zero_()
+        return flag
+
+    def _release(self):
+        if self._graph is not None:
+            self._graph.reset()
+        self._carry = self._out_of_range = self._graph = self._run = None
