@@ -10,6 +10,9 @@ import equinox as eqx
 import gymnasium
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from rlgraph.checkpoint import check_same_layout
 
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu}
 LOG_STD_RANGE = (-5.0, 2.0)  # keeps the standard deviation finite and above zero, however long the run
@@ -158,3 +161,25 @@ class Gaussian(eqx.Module):
 
     def mode(self, mean):
         return mean.reshape((*mean.shape[:-1], *self.action_shape))
+
+
+def to_arrays(module: eqx.Module) -> dict[str, np.ndarray]:
+    """Weights and statistics by name ("actor.layers.0.weight"), the layout of a policy file."""
+    leaves, _ = jax.tree.flatten_with_path(module)
+    return {_name(path): np.array(leaf) for path, leaf in leaves}
+
+
+def from_arrays(module: eqx.Module, arrays: dict[str, np.ndarray]) -> eqx.Module:
+    """`module` with what `to_arrays` of either backend gave, on the same device.
+
+    Raises:
+        UsageError: a name or shape differs.
+    """
+    check_same_layout({name: array.shape for name, array in to_arrays(module).items()}, arrays)
+    return jax.tree.map_with_path(
+        lambda path, leaf: jax.device_put(arrays[_name(path)], leaf.sharding), module
+    )
+
+
+def _name(path) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")

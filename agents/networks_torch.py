@@ -6,8 +6,11 @@ B stands for any leading shape, A for the action size.
 import math
 
 import gymnasium
+import numpy as np
 import torch
 from torch import nn
+
+from rlgraph.checkpoint import check_same_layout
 
 ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "silu": nn.functional.silu}
 LOG_STD_RANGE = (-5.0, 2.0)  # keeps the standard deviation finite and above zero, however long the run
@@ -132,3 +135,18 @@ class Gaussian(nn.Module):
 
     def mode(self, mean):
         return mean.unflatten(-1, self.action_shape) if self.action_shape else mean.squeeze(-1)
+
+
+def to_arrays(module: nn.Module) -> dict[str, np.ndarray]:
+    """Weights and statistics by name ("actor.layers.0.weight"), the layout of a policy file."""
+    return {name: tensor.numpy(force=True).copy() for name, tensor in module.state_dict().items()}
+
+
+def from_arrays(module: nn.Module, arrays: dict[str, np.ndarray]) -> None:
+    """Load what `to_arrays` of either backend gave, in place: a captured function goes on with these.
+
+    Raises:
+        UsageError: a name or shape differs.
+    """
+    check_same_layout({name: tuple(t.shape) for name, t in module.state_dict().items()}, arrays)
+    module.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()})

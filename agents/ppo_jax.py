@@ -13,8 +13,8 @@ import numpy as np
 import optax
 
 from rlgraph.agents.moments_jax import Moments, merge_moments
-from rlgraph.agents.networks_jax import ActorCritic
-from rlgraph.agents.ppo import METRICS, PPOConfig
+from rlgraph.agents.networks_jax import ActorCritic, from_arrays, to_arrays
+from rlgraph.agents.ppo import PPOConfig
 from rlgraph.agents.returns_jax import discounted_returns, gae
 from rlgraph.devices import jax_device
 from rlgraph.environment import Environment
@@ -206,9 +206,7 @@ class PPO:
         config, env = self.config, self.env
         with jax.default_device(self.device):
             policy_key, start_key, key = jax.random.split(jax.random.key(config.seed), 3)
-            policy = ActorCritic(
-                env.observation_space, env.action_space, config.hidden, config.activation, policy_key
-            )
+            policy = build_policy(config, env, policy_key)
             state = TrainState(
                 policy,
                 self.optimizer.init(policy),
@@ -222,29 +220,48 @@ class PPO:
         # Donated buffers must be distinct and stay on the device.
         return jax.device_put(jax.tree.map(jnp.copy, state), self.device)
 
+    def execution(self) -> str:
+        """In words, how iterations run."""
+        chosen = MODES["jax"][self.mode]
+        if not chosen.compile:
+            return "operation by operation"
+        if self.device.platform != "gpu":
+            return "one XLA program an iteration (a CPU has no command buffers)"
+        return f"one XLA program an iteration, command buffers {'on' if chosen.graph else 'off'}"
+
     # ---- the trained policy
 
-    def evaluate(self, num_episodes: int, seed: int) -> np.ndarray:
-        """Undiscounted returns [num_episodes] of the greedy policy."""
+    @property
+    def policy(self) -> ActorCritic:
+        return self.state.policy
 
-        def play(policy, key):
-            return evaluate(self.env, policy.greedy, num_episodes, key)
-
-        with jax.default_device(self.device):
-            returns_B = prepare(play, "jit", device=self.device)(self.state.policy, jax.random.key(seed))
-        return np.asarray(returns_B)
-
-    def policy_arrays(self) -> dict[str, np.ndarray]:
+    def arrays(self) -> dict[str, np.ndarray]:
         """The policy's weights and observation statistics by name, the same names as ppo_torch.py's."""
-        leaves, _ = jax.tree.flatten_with_path(self.state.policy)
-        return {_name(path): np.asarray(leaf) for path, leaf in leaves}
-
-    def load_policy_arrays(self, arrays: dict[str, np.ndarray]) -> None:
-        """The reverse of `policy_arrays`."""
-        policy = jax.tree.map_with_path(lambda path, _: arrays[_name(path)], self.state.policy)
-        self.state = self.state._replace(policy=jax.device_put(policy, self.device))
+        return to_arrays(self.policy)
 
 
-def _name(path) -> str:
-    """actor.layers.0.weight"""
-    return jax.tree_util.keystr(path, simple=True, separator=".")
+def build_policy(config: PPOConfig, env: Environment, key: jax.Array) -> ActorCritic:
+    """A policy with fresh weights, on the config's device."""
+    policy = ActorCritic(env.observation_space, env.action_space, config.hidden, config.activation, key)
+    return jax.device_put(policy, jax_device(config.device))
+
+
+def load_policy(config: PPOConfig, env: Environment, arrays: dict[str, np.ndarray]) -> ActorCritic:
+    """The policy whose `arrays` either backend wrote.
+
+    Raises:
+        UsageError: the arrays are those of another network.
+    """
+    return from_arrays(build_policy(config, env, jax.random.key(config.seed)), arrays)
+
+
+def evaluate_policy(policy: ActorCritic, env: Environment, num_episodes: int, seed: int) -> np.ndarray:
+    """Undiscounted returns [num_episodes] of the greedy policy."""
+
+    def play(policy, key):
+        return evaluate(env, policy.greedy, num_episodes, key)
+
+    (device,) = policy.obs_mean.devices()
+    with jax.default_device(device):
+        returns_B = prepare(play, "jit", device=device)(policy, jax.random.key(seed))
+    return np.asarray(returns_B)

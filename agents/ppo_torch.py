@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from rlgraph.agents.moments_torch import merge_moments
-from rlgraph.agents.networks_torch import ActorCritic
-from rlgraph.agents.ppo import METRICS, PPOConfig
+from rlgraph.agents.networks_torch import ActorCritic, from_arrays, to_arrays
+from rlgraph.agents.ppo import PPOConfig
 from rlgraph.agents.returns_torch import discounted_returns, gae
 from rlgraph.devices import torch_device
 from rlgraph.environment import Environment
@@ -173,13 +173,7 @@ class PPO:
     def _create(self, compile: bool) -> None:
         config, device = self.config, self.device
         self.generator = torch.Generator(device).manual_seed(config.seed)
-        self.policy = ActorCritic(
-            self.env.observation_space,
-            self.env.action_space,
-            config.hidden,
-            config.activation,
-            torch.Generator().manual_seed(config.seed),
-        ).to(device)
+        self.policy = build_policy(config, self.env)
         self.collector = Collector(
             self.env,
             self.policy.act,
@@ -210,20 +204,45 @@ class PPO:
         network = [*self.policy.parameters(), *self.policy.buffers()]
         return [self.collector.state(), network, optimizer, self.learning_rate, self.iteration, moments]
 
+    def execution(self) -> str:
+        """In words, how iterations run."""
+        if self.graph is None:
+            return "compiled, launched step by step" if self.mode == "compile" else "operation by operation"
+        if not self.graph.captured:
+            return f"no CUDA graph on {self.device.type}: operation by operation"
+        return f"one CUDA graph an iteration, replayed {self.graph.replays} times"
+
     # ---- the trained policy
 
-    def evaluate(self, num_episodes: int, seed: int) -> torch.Tensor:
-        """Undiscounted returns [num_episodes] of the greedy policy."""
-        generator = torch.Generator(self.device).manual_seed(seed)
-        return evaluate(self.env, self.policy.greedy, num_episodes, generator)
-
-    def policy_arrays(self) -> dict[str, np.ndarray]:
+    def arrays(self) -> dict[str, np.ndarray]:
         """The policy's weights and observation statistics by name, the same names as ppo_jax.py's."""
-        return {name: tensor.numpy(force=True) for name, tensor in self.policy.state_dict().items()}
+        return to_arrays(self.policy)
 
-    def load_policy_arrays(self, arrays: dict[str, np.ndarray]) -> None:
-        """The reverse of `policy_arrays`, in place: a captured iteration goes on with these."""
-        self.policy.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()})
+
+def build_policy(config: PPOConfig, env: Environment) -> ActorCritic:
+    """A policy with fresh weights, on the config's device."""
+    generator = torch.Generator().manual_seed(config.seed)
+    policy = ActorCritic(
+        env.observation_space, env.action_space, config.hidden, config.activation, generator
+    )
+    return policy.to(torch_device(config.device))
+
+
+def load_policy(config: PPOConfig, env: Environment, arrays: dict[str, np.ndarray]) -> ActorCritic:
+    """The policy whose `arrays` either backend wrote.
+
+    Raises:
+        UsageError: the arrays are those of another network.
+    """
+    policy = build_policy(config, env)
+    from_arrays(policy, arrays)
+    return policy
+
+
+def evaluate_policy(policy: ActorCritic, env: Environment, num_episodes: int, seed: int) -> np.ndarray:
+    """Undiscounted returns [num_episodes] of the greedy policy."""
+    generator = torch.Generator(policy.obs_mean.device).manual_seed(seed)
+    return evaluate(env, policy.greedy, num_episodes, generator).numpy(force=True)
 
 
 def _materialise(optimizer: torch.optim.Adam) -> None:

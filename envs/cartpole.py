@@ -2,7 +2,8 @@
 
 Barto, Sutton & Anderson, "Neuronlike Adaptive Elements That Can Solve Difficult Learning Control Problems"
 (1983); dynamics from Florian, "Correct equations for the dynamics of the cart-pole system" (2007), eqs. 23
-and 24, without friction; parameters, bounds and reward as in Gymnasium's CartPole-v1. B = number of environments.
+and 24, without friction; parameters, bounds and reward as in Gymnasium's CartPole-v1.
+B = number of environments.
 
 Observation [B, 4]: x, x_dot, theta, theta_dot.  Action [B]: 0 pushes left, 1 pushes right.
 Reward: 1 a step.  Ends when the pole leans over 12 degrees or the cart leaves the track.

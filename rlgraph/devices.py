@@ -10,7 +10,8 @@ def torch_device(name: Any = None):
     """The `torch.device` of a name.
 
     Args:
-        name: "cpu", "cuda" (the current one), "cuda:1", a `torch.device`, or None or "auto" for a GPU where there is one.
+        name: "cpu", "cuda" (the current one), "cuda:1", a `torch.device`, or None or "auto" for a GPU where
+            there is one.
 
     Returns:
         A `torch.device`, for a GPU with its index.
@@ -33,7 +34,8 @@ def jax_device(name: Any = None):
     """The `jax.Device` of a name.
 
     Args:
-        name: "cpu", "cuda" or "gpu" (the first one), "cuda:1", a `jax.Device`, or None or "auto" for JAX's own default.
+        name: "cpu", "cuda" or "gpu" (the first one), "cuda:1", a `jax.Device`, or None or "auto" for JAX's
+            own default.
 
     Raises:
         UsageError: no such name, or no such device here.

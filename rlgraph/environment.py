@@ -24,6 +24,7 @@ Shape letters: B environments, R and S draws of a reset and of a step, D observa
 """
 
 import dataclasses
+import numbers
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -202,10 +203,14 @@ def _time_limit(own: int | None, asked: int | None) -> int | None:
 def replace_params(params: Any, changes: dict[str, Any]) -> Any:
     """`params` with fields replaced; a name that it does not have is an error naming the nearest one."""
     names = [field.name for field in dataclasses.fields(params)]
-    for name in changes:
+    for name, value in changes.items():
         if name not in names:
             raise unknown("environment parameter", name, names)
-    return dataclasses.replace(params, **changes)
+        if not isinstance(value, (numbers.Real, np.bool_)):
+            raise UsageError(f"environment parameter {name!r} must be a number, but is {value!r}")
+    # A numpy number would decide the dtype of what it is multiplied with; a Python number does not.
+    plain = {name: v.item() if isinstance(v, np.generic) else v for name, v in changes.items()}
+    return dataclasses.replace(params, **plain)
 
 
 def _check(env: Environment) -> None:
@@ -213,36 +218,37 @@ def _check(env: Environment) -> None:
     B = 3
     u = np.linspace(0.1, 0.9, B * env.draws, dtype=np.float32).reshape(B, env.draws)
     action = _some_action(env, B)
+    State, space = env.definition.State, env.observation_space
+
     state = _run(env, "reset", u[:, : env.reset_draws])
-    if not isinstance(state, env.definition.State) or not hasattr(state, "_fields"):
+    if not isinstance(state, State) or not hasattr(state, "_fields"):
         raise UsageError(
             f"environment {env.id!r}: reset must return a State, a NamedTuple, not {_described(state)}"
         )
-    result = _run(env, "step", state, action, u[:, : env.definition.STEP_DRAWS])
-    if not isinstance(result, tuple) or len(result) != 3 or not isinstance(result[0], env.definition.State):
-        raise UsageError(f"environment {env.id!r}: step must return (State, reward, terminated)")
-    after, reward_B, terminated_B = result
-
-    space = env.observation_space
-    facts = [
-        ("observe after reset", _run(env, "observe", state), space.dtype, (B, *space.shape)),
-        ("observe after step", _run(env, "observe", after), space.dtype, (B, *space.shape)),
-        ("reward of step", reward_B, np.dtype(np.float32), (B,)),
-        ("terminated of step", terminated_B, np.dtype(np.bool_), (B,)),
-    ]
-    for name, old, new in zip(state._fields, state, after):
-        shape = np.shape(old)
-        if not isinstance(old, np.ndarray) or shape[:1] != (B,) or old.dtype == np.float64:
+    for name, leaf in zip(state._fields, state):
+        if not isinstance(leaf, np.ndarray) or leaf.shape[:1] != (B,) or leaf.dtype == np.float64:
             raise UsageError(
-                f"environment {env.id!r}: state leaf {name!r} is {_described(old)}, "
+                f"environment {env.id!r}: state leaf {name!r} is {_described(leaf)}, "
                 f"must be an array [{B}, ...] and not of float64"
             )
-        facts.append((f"state leaf {name!r} after step", new, old.dtype, shape))
-    for what, got, dtype, shape in facts:
-        if not isinstance(got, np.ndarray) or (got.dtype, got.shape) != (dtype, shape):
-            raise UsageError(
-                f"environment {env.id!r}: {what} is {_described(got)}, must be {dtype}{list(shape)}"
-            )
+    _must_be(env, "observe after reset", _run(env, "observe", state), space.dtype, (B, *space.shape))
+
+    result = _run(env, "step", state, action, u[:, : env.definition.STEP_DRAWS])
+    if not isinstance(result, tuple) or len(result) != 3 or not isinstance(result[0], State):
+        raise UsageError(f"environment {env.id!r}: step must return (State, reward, terminated)")
+    after, reward_B, terminated_B = result
+    for name, old, new in zip(state._fields, state, after):
+        _must_be(env, f"state leaf {name!r} after step", new, old.dtype, old.shape)
+    _must_be(env, "reward of step", reward_B, np.float32, (B,))
+    _must_be(env, "terminated of step", terminated_B, np.bool_, (B,))
+    _must_be(env, "observe after step", _run(env, "observe", after), space.dtype, (B, *space.shape))
+
+
+def _must_be(env: Environment, what: str, got: Any, dtype: Any, shape: tuple[int, ...]) -> None:
+    if not isinstance(got, np.ndarray) or got.dtype != dtype or got.shape != shape:
+        raise UsageError(
+            f"environment {env.id!r}: {what} is {_described(got)}, must be {np.dtype(dtype)}{list(shape)}"
+        )
 
 
 def _some_action(env: Environment, B: int) -> np.ndarray:

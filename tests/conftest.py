@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-# By default JAX takes most of a GPU's memory at its first use, which would leave torch none in the same process.
+# By default JAX takes most of a GPU's memory at its first use, which would leave torch none in this process.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 

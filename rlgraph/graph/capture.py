@@ -3,7 +3,9 @@
 import contextlib
 import functools
 import gc
+import inspect
 import traceback
+import types
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -38,7 +40,23 @@ def compiled(fn: Callable) -> Callable:
     Inductor's own CUDA graphs are off, so that neither its graph tree nor a second pool stands inside the capture;
     shapes are fixed; a graph break is an error rather than a silent slow path.
     """
-    return torch.compile(fn, fullgraph=True, dynamic=False, options={"triton.cudagraphs": False})
+    return torch.compile(_with_own_code(fn), fullgraph=True, dynamic=False, options={"triton.cudagraphs": False})
+
+
+def _with_own_code(fn: Callable) -> Callable:
+    """A copy of a function or method with a code object of its own.
+
+    Dynamo counts compilations by code object, and refuses the ninth: the ninth environment of a process, say.
+    """
+    if inspect.ismethod(fn):
+        return types.MethodType(_with_own_code(fn.__func__), fn.__self__)
+    if not inspect.isfunction(fn):
+        return fn
+    copy = types.FunctionType(
+        fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
+    )
+    copy.__kwdefaults__ = fn.__kwdefaults__
+    return copy
 
 
 def prepare(fn: Callable, mode: str, device: torch.device, **capture_options) -> Callable:
@@ -228,7 +246,8 @@ class Graph:
 
     def _diagnose(self):
         """Run `fn` once, watching its operations, and raise for the first that a graph cannot hold."""
-        with _Watch(self._name):
+        # What is compiled runs uncompiled here: inside compiled code there are no operations to watch.
+        with torch.compiler.set_stance("force_eager"), _Watch(self._name):
             self._fn(*self._inputs)
 
 

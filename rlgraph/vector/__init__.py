@@ -28,16 +28,16 @@ def make_vec(
     max_episode_steps: int | None = None,
     **params,
 ) -> VectorEnv:
-    """`num_envs` copies of an environment, stepped together on one device. See `rlgraph.vector.base.VectorEnv`.
+    """`num_envs` copies of an environment, stepped together: a `rlgraph.vector.base.VectorEnv`.
 
     Args:
         id: a registered name, "CartPole-v1", or the path of a definition, "my_env.py".
         num_envs: B, at least 1.
         backend: "torch" or "jax"; the other one is never imported.
         device: "cpu", "cuda", "cuda:1"; None for a GPU where there is one.
-        mode: how a step runs. torch: "eager", "compile", "graph-uncompiled" or "graph" (compiled, and replayed as one
-            CUDA graph); jax: "eager", "jit" or "graph" (with command buffers); "auto" for the fastest on a GPU,
-            and "eager" (torch) or "jit" (jax) on a CPU.
+        mode: how a step runs. torch: "eager", "compile", "graph-uncompiled" or "graph" (compiled, then
+            replayed as one CUDA graph); jax: "eager", "jit" or "graph" (with command buffers). "auto" is
+            "graph" on a GPU, else "eager" (torch) or "jit" (jax).
         seed: of all random numbers, until `reset(seed=...)` gives another; None for one from the system.
         autoreset_mode: Gymnasium's `AutoresetMode` or its value: "NextStep", "SameStep" or "Disabled".
         output: "tensor" returns torch tensors or jax arrays on the device, "numpy" returns numpy arrays.

@@ -1,4 +1,4 @@
-"""What the vector environments of both backends share: Gymnasium's interface, its checks and its autoreset infos."""
+"""What the vector environments of both backends share: Gymnasium's interface, its checks and infos."""
 
 import dataclasses
 import operator
@@ -24,12 +24,14 @@ class VectorEnv(gymnasium.vector.VectorEnv):
 
     What `reset` and `step` return is the caller's to keep and to change. Shape letter: B = num_envs.
 
-    Actions are torch tensors, numpy arrays, lists or (backend jax) jax arrays. Discrete: integers [B] of any width.
-    Box: numbers [B, *single_action_space.shape], converted to float32; beyond the bounds they go to the environment
-    as they are, as in Gymnasium. A Discrete action out of range is an error at once where the actions are on the
-    host. On a GPU reading them at every step would stall it: there the step takes the nearest valid action and sets a
-    flag on the device, which is read whenever the host waits for the device anyway (every step with output "numpy"
-    or AutoresetMode.DISABLED; `reset`; `close`) and every 256 steps, and then raises.
+    Actions are torch tensors, numpy arrays, lists or (backend jax) jax arrays. Discrete: integers [B] of
+    any width. Box: numbers [B, *single_action_space.shape], converted to float32; beyond the bounds they go
+    to the environment as they are, as in Gymnasium.
+
+    A Discrete action out of range is an error at once where the actions are on the host. On a GPU, reading
+    them at every step would stall it: there the step takes the nearest valid action and sets a flag on the
+    device. The flag is read where the host waits for the device anyway (every step with output "numpy" or
+    with AutoresetMode.DISABLED; `reset`; `close`) and every 256 steps, and raises then.
 
     Attributes:
         metadata: "autoreset_mode" holds the `AutoresetMode`.
@@ -60,23 +62,21 @@ class VectorEnv(gymnasium.vector.VectorEnv):
         if self._discrete:
             self._low = int(self.single_action_space.start)
             self._high = self._low + int(self.single_action_space.n) - 1
-        else:
-            self._low = 0
         self._started = False
         self._unverified = 0  # steps taken with device actions since the flag was last read
-        self._reseed(secrets.randbits(63) if seed is None else seed)
+        self._reseed(secrets.randbits(32) if seed is None else seed)
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Array, dict]:
         """Start new episodes: clears their step counters and flags.
 
         Args:
-            seed: one integer in [0, 2**63) for the whole batch; None goes on with the running generator.
-            options: "reset_mask", [B] bool (numpy, or the backend's own array), restarts only these. Every other key
-                is a field of the environment's `Params`, in force for this reset only, such as `low` and `high`.
+            seed: one integer in [0, 2**32) for the whole batch; None goes on with the running generator.
+            options: "reset_mask", [B] bool (numpy, or the backend's own array), restarts only these. Every
+                other key is a field of the environment's `Params`, for this reset only, such as `low`.
 
         Returns:
-            Observations [B, *single_observation_space.shape], with a mask those of the running episodes among them,
-            and an empty dict.
+            Observations [B, *single_observation_space.shape] of all environments, also of those that a mask
+            leaves running, and an empty dict.
 
         Raises:
             ClosedEnvironmentError: after `close`.
@@ -100,21 +100,26 @@ class VectorEnv(gymnasium.vector.VectorEnv):
     def step(self, actions: Array) -> tuple[Array, Array, Array, Array, dict]:
         """Take one action in every environment.
 
-        An episode that ends is followed by the next one as `metadata["autoreset_mode"]` says. NEXT_STEP: the next
-        step ignores its action (which must still be valid) and returns the first observation, reward 0, no flags.
-        SAME_STEP: the observation is the next episode's first, and infos hold "final_obs", where the step led to,
-        "final_info" (empty) and the masks "_final_obs" and "_final_info" [B]. With output "numpy" these keys come
-        only when an episode ended, and "final_obs" is an object array [B] with None elsewhere, as in Gymnasium. With
-        output "tensor" they are always there, "final_obs" for all environments, [B, *single_observation_space.shape]:
-        to know whether an episode ended would stall the device. DISABLED: the caller resets, with a "reset_mask";
-        to say where it did not, every step waits for the device.
+        An episode that ends is followed by the next one as `metadata["autoreset_mode"]` says.
+
+        NEXT_STEP: the next step ignores its action (which must still be a valid one) and returns the first
+        observation, reward 0 and no flags.
+
+        SAME_STEP: the observation is already the next episode's first. infos hold "final_obs", where the step
+        led to, "final_info" (empty) and the masks "_final_obs" and "_final_info" [B] bool. With output "numpy"
+        these keys come only when an episode ended, and "final_obs" is an object array [B] with None elsewhere,
+        as in Gymnasium. With output "tensor" they always come, and "final_obs" has every row filled, [B,
+        *single_observation_space.shape]: to know whether an episode ended would stall the device.
+
+        DISABLED: the caller resets, with a "reset_mask". To say where it did not, every step waits for the
+        device.
 
         Args:
             actions: see the class.
 
         Returns:
-            obs [B, *single_observation_space.shape], reward [B] float32, terminated [B] bool, truncated [B] bool
-            (both may be True) and infos, empty but for SAME_STEP.
+            obs [B, *single_observation_space.shape], reward [B] float32, terminated [B] bool, truncated [B]
+            bool (an episode may end by both) and infos, empty but for SAME_STEP.
 
         Raises:
             ResetNeeded: before the first `reset`, or (DISABLED) an episode has ended and was not reset.
@@ -141,7 +146,7 @@ class VectorEnv(gymnasium.vector.VectorEnv):
         return obs, reward_B, terminated_B, truncated_B, infos
 
     def close_extras(self, **kwargs) -> None:
-        """Release the device memory. Raises ValueError if an earlier action was out of range, see the class."""
+        """Release the device memory. ValueError if an earlier action was out of range, see the class."""
         self.closed = True  # also when the flag raises
         try:
             self._read_flag()
@@ -157,17 +162,21 @@ class VectorEnv(gymnasium.vector.VectorEnv):
             seed = operator.index(seed)
         except TypeError:
             raise UsageError(f"seed must be one integer for the whole batch, but is {seed!r}") from None
-        if not 0 <= seed < 2**63:
-            raise UsageError(f"seed must be in [0, 2**63), but is {seed}")
+        if not 0 <= seed < 2**32:
+            raise UsageError(f"seed must be in [0, 2**32), but is {seed}")
         super().reset(seed=seed)  # Gymnasium's own np_random_seed
         self._seed(seed)
 
     def _valid_mask(self, mask_B: Array) -> np.ndarray:
         if not self._started:
-            raise ResetNeeded("options['reset_mask'] before the first full reset(): call reset() without it first")
+            raise ResetNeeded(
+                "options['reset_mask'] before the first full reset(): call reset() without it first"
+            )
         if not isinstance(mask_B, (np.ndarray, self.array_type)):
             kind = f"{type(mask_B).__module__}.{type(mask_B).__qualname__}"
-            raise TypeError(f"options['reset_mask'] must be a numpy or {self.array_type.__name__} array, got {kind}")
+            raise TypeError(
+                f"options['reset_mask'] must be a numpy or {self.array_type.__name__} array, got {kind}"
+            )
         if tuple(mask_B.shape) != (self.num_envs,):
             raise ValueError(
                 f"options['reset_mask'] must have shape [{self.num_envs}], got {list(mask_B.shape)}"
@@ -193,7 +202,9 @@ class VectorEnv(gymnasium.vector.VectorEnv):
         if not isinstance(array, np.ndarray):
             self._unverified += self._discrete
         elif self._discrete and not (self._low <= array.min() and array.max() <= self._high):
-            raise ValueError(f"actions must be in [{self._low}, {self._high}], got {array.min()} to {array.max()}")
+            raise ValueError(
+                f"actions must be in [{self._low}, {self._high}], got {array.min()} to {array.max()}"
+            )
         return self._to_device(array)
 
     def _as_array(self, actions: Array, expected: tuple) -> Array:
@@ -204,14 +215,16 @@ class VectorEnv(gymnasium.vector.VectorEnv):
             return np.asarray(actions)
         except (TypeError, ValueError, RuntimeError):
             kind = type(actions).__qualname__
-            raise ValueError(f"actions must be an array of shape {list(expected)}; cannot read {kind}") from None
+            raise ValueError(
+                f"actions must be an array of shape {list(expected)}; cannot read {kind}"
+            ) from None
 
     def _read_flag(self) -> None:
         steps, self._unverified = self._unverified, 0
         if steps and self._take_flag():
             raise ValueError(
-                f"an action outside [{self._low}, {self._high}] was passed in one of the last {steps} steps with "
-                "device actions; the nearest valid one was taken"
+                f"an action outside [{self._low}, {self._high}] was passed in one of the last {steps} steps "
+                "with device actions; the nearest valid one was taken"
             )
 
     def _final_infos(self, final_obs: Array, done_B: Array) -> dict:
@@ -222,7 +235,12 @@ class VectorEnv(gymnasium.vector.VectorEnv):
             rows, final_obs = final_obs, np.full(self.num_envs, None, dtype=object)
             for i in ended:
                 final_obs[i] = rows[i]
-        return {"final_obs": final_obs, "_final_obs": done_B, "final_info": {}, "_final_info": done_B | done_B}
+        return {
+            "final_obs": final_obs,
+            "_final_obs": done_B,
+            "final_info": {},
+            "_final_info": done_B | done_B,
+        }
 
     def _given_away(self, array: Array) -> Array:
         return self._to_host(array) if self.output == "numpy" else self._keepable(array)
@@ -236,7 +254,7 @@ class VectorEnv(gymnasium.vector.VectorEnv):
         raise NotImplementedError
 
     def _start(self, env: Environment, mask_B: np.ndarray | None) -> Array:
-        """Reset `env` everywhere, or where the mask holds, into the carry. Returns the observations of all."""
+        """Reset `env` everywhere, or where the mask holds, into the carry. Returns all observations."""
         raise NotImplementedError
 
     def _advance(self, actions: Array) -> tuple[Array, ...]:

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from gymnasium.spaces import Discrete
 
 from rlgraph import modes
 from rlgraph.devices import jax_device
@@ -22,44 +23,31 @@ class JaxVectorEnv(base.VectorEnv):
         super().__init__(env, spec, num_envs, seed, autoreset_mode, output)
         self._carry = None
         self._out_of_range = jax.device_put(jnp.zeros((), bool), self.device)
-        self._run = xla.prepare(self._update, self.mode, donate_argnums=(0,), device=self.device)
-        self._restart = xla.prepare(self._reset, self.mode, static_argnums=(0,), device=self.device)
-
-    def _update(self, carry, key, out_of_range, actions):
-        if self._discrete:
-            valid = jnp.clip(actions, self._low, self._high)
-            out_of_range |= (valid != actions).any()
-            actions = valid
-        key, u_BN = self._uniform(key, self.env.draws)
-        step = self.env.step(jnp, carry, actions, u_BN, self.autoreset_mode.value)
-        return step.carry, key, out_of_range, tuple(step[1:])
-
-    def _reset(self, env, carry, key, mask_B):
-        key, u_BR = self._uniform(key, env.reset_draws)
-        fresh, _ = env.reset(jnp, u_BR)
-        carry = fresh if mask_B is None else select(jnp, mask_B, fresh, carry)
-        return carry, key, env.definition.observe(jnp, carry.state, self.env.params)
+        self._run = xla.prepare(
+            _step, self.mode, static_argnums=(0, 1, 2), donate_argnums=(3,), device=self.device
+        )
+        self._restart = xla.prepare(_reset, self.mode, static_argnums=(0, 1, 2), device=self.device)
 
     def _advance(self, actions):
         self._carry, self._key, self._out_of_range, results = self._run(
-            self._carry, self._key, self._out_of_range, actions
+            self.env,
+            self.num_envs,
+            self.autoreset_mode.value,
+            self._carry,
+            self._key,
+            self._out_of_range,
+            actions,
         )
         return results
 
     def _start(self, env, mask_B):
         # Without a mask the old carry plays no part; leaving it out keeps one compiled reset, not two.
         carry = None if mask_B is None else self._carry
-        self._carry, self._key, obs = self._restart(env, carry, self._key, mask_B)
+        self._carry, self._key, obs = self._restart(env, self.env, self.num_envs, carry, self._key, mask_B)
         return obs
 
-    def _uniform(self, key, draws):
-        key, now = jax.random.split(key)
-        return key, jax.random.uniform(now, (self.num_envs, draws), dtype=jnp.float32)
-
     def _seed(self, seed):
-        # JAX drops the upper half of a seed where it runs without 64-bit integers.
-        key = jax.random.fold_in(jax.random.key(seed % 2**32), seed >> 32)
-        self._key = jax.device_put(key, self.device)
+        self._key = jax.device_put(jax.random.key(seed), self.device)
 
     def _own_array(self, array):
         if jnp.issubdtype(array.dtype, jnp.floating):
@@ -71,8 +59,9 @@ class JaxVectorEnv(base.VectorEnv):
         # Always a copy of a host array: device_put may alias it, and the caller may change it.
         if isinstance(actions, np.ndarray):
             actions = np.array(actions, np.int32 if self._discrete else np.float32)
-        elif not self._discrete:
-            actions = actions.astype(jnp.float32)
+        else:  # the widest integers that JAX has: they are narrowed after the range check
+            widest = jax.dtypes.canonicalize_dtype(np.int64)
+            actions = actions.astype(widest if self._discrete else jnp.float32)
         return jax.device_put(actions, self.device)
 
     def _to_host(self, array):
@@ -88,3 +77,30 @@ class JaxVectorEnv(base.VectorEnv):
 
     def _release(self):
         self._carry = self._key = self._out_of_range = self._run = self._restart = None
+
+
+# Functions of the module, with what is fixed as static arguments: environments that are alike compile once.
+
+
+def _step(env, num_envs, autoreset, carry, key, out_of_range, actions):
+    space = env.action_space
+    if isinstance(space, Discrete):
+        valid = jnp.clip(actions, int(space.start), int(space.start + space.n) - 1)
+        out_of_range |= (valid != actions).any()
+        actions = valid.astype(jnp.int32)
+    key, u_BN = _uniform(key, num_envs, env.draws)
+    step = env.step(jnp, carry, actions, u_BN, autoreset)
+    return step.carry, key, out_of_range, tuple(step[1:])
+
+
+def _reset(start, env, num_envs, carry, key, mask_B):
+    """Episodes that begin as `start` has it; what is seen of them is `env`'s."""
+    key, u_BR = _uniform(key, num_envs, env.reset_draws)
+    fresh, _ = start.reset(jnp, u_BR)
+    carry = fresh if mask_B is None else select(jnp, mask_B, fresh, carry)
+    return carry, key, env.definition.observe(jnp, carry.state, env.params)
+
+
+def _uniform(key, num_envs, draws):
+    key, now = jax.random.split(key)
+    return key, jax.random.uniform(now, (num_envs, draws), dtype=jnp.float32)

@@ -1,4 +1,4 @@
-"""Vector environments in torch: one step is a function over fixed tensors, so that a CUDA graph can replay it."""
+"""Vector environments in torch: one step is a function over fixed tensors, which a CUDA graph can replay."""
 
 from collections.abc import Callable
 
@@ -45,7 +45,8 @@ class TorchVectorEnv(base.VectorEnv):
 
         if not chosen.graph:
             return vector_step
-        example = self._to_device(np.full((self.num_envs, *self.single_action_space.shape), self._low))
+        shape = (self.num_envs, *self.single_action_space.shape)
+        example = self._to_device(np.full(shape, self._low if self._discrete else 0.0))
         state = (self._carry, self._out_of_range)
         self._graph = capture(vector_step, example, state=state, generators=[self._generator])
         return self._graph.replay

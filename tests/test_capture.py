@@ -1,0 +1,207 @@
+"""rlgraph.graph.capture: what a replay computes, on a CPU (run directly) and on a GPU (captured)."""
+
+import warnings
+
+import pytest
+import torch
+
+from rlgraph.graph.capture import CaptureError, capture
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+class Walk:
+    """A random walk with state updated in place: what a captured function looks like."""
+
+    def __init__(self, device, seed=0):
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.position = torch.zeros(5, device=device)
+        self.scale = torch.ones((), device=device)
+
+    def step(self):
+        noise = torch.rand(5, generator=self.generator, device=self.position.device)
+        self.position.add_(noise * self.scale)
+        return self.position * 2, noise
+
+    def captured(self, **kwargs):
+        return capture(self.step, state=[self.position, self.scale], generators=[self.generator], **kwargs)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_replays_equal_direct_calls_to_the_last_bit_with_resets_between(device):
+    direct, replayed = Walk(device), Walk(device)
+    graph = replayed.captured()
+    for i in range(12):
+        if i % 4 == 3:
+            for walk in (direct, replayed):
+                walk.position.zero_()
+        expected, noise = direct.step()
+        doubled, drawn = graph.replay()
+        assert torch.equal(doubled, expected), f"replay {i}"
+        assert torch.equal(drawn, noise), f"replay {i}"
+    assert graph.replays == 12
+    assert graph.captured == (device == "cuda")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_capture_leaves_no_trace(device):
+    walk = Walk(device)
+    position, random_state = walk.position.clone(), walk.generator.get_state()
+    walk.captured(warmup=5)
+    assert torch.equal(walk.position, position)
+    assert torch.equal(walk.generator.get_state(), random_state)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_replay_draws_fresh_numbers_and_a_seed_set_after_the_capture_counts(device):
+    walk = Walk(device)
+    graph = walk.captured()
+    draws = [graph.replay()[1].clone() for _ in range(4)]
+    assert len({tuple(d.tolist()) for d in draws}) == 4
+    walk.generator.manual_seed(0)
+    assert torch.equal(graph.replay()[1], draws[0])
+    walk.generator.manual_seed(1)
+    assert not torch.equal(graph.replay()[1], draws[0])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_value_kept_in_a_tensor_may_change_between_replays(device):
+    walk = Walk(device)
+    graph = walk.captured()
+    graph.replay()
+    before = walk.position.clone()
+    walk.scale.zero_()
+    graph.replay()
+    assert torch.equal(walk.position, before)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_inputs_are_copied_into_static_buffers(device):
+    def double(x):
+        return x * 2
+
+    given = torch.arange(4.0, device=device)
+    graph = capture(double, given)
+    assert graph.replay(given + 1).tolist() == [2, 4, 6, 8]
+    assert given.tolist() == [0, 1, 2, 3]
+    assert graph.replay().tolist() == [2, 4, 6, 8]  # nothing given: the last inputs stand
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_outputs_are_the_same_tensors_every_time(device):
+    graph = capture(lambda x: x + 1, torch.zeros(3, device=device))
+    first = graph.replay(torch.zeros(3, device=device))
+    second = graph.replay(torch.ones(3, device=device))
+    assert first is second
+    assert first.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ((torch.zeros(4),), r"captured as torch.float32\[3\], got torch.float32\[4\]"),
+        ((torch.zeros(3, dtype=torch.float64),), r"got torch.float64\[3\]"),
+        ((torch.zeros(3), torch.zeros(3)), "captured with 1 inputs, got 2"),
+    ],
+)
+def test_wrong_inputs_are_refused(device, inputs, message):
+    graph = capture(lambda x: x + 1, torch.zeros(3, device=device))
+    with pytest.raises(ValueError, match=message):
+        graph.replay(*(x.to(device) for x in inputs))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_after_reset_a_replay_is_refused(device):
+    walk = Walk(device)
+    graph = walk.captured()
+    graph.replay()
+    graph.reset()
+    graph.reset()
+    with pytest.raises(RuntimeError, match="released by reset"):
+        graph.replay()
+    walk.step()  # the function itself still works
+    assert walk.captured().replay() is not None
+
+
+def _reads_a_value(x):
+    return x * float(x.sum())
+
+
+def _branches(x):
+    if x.sum() > 0:
+        return x
+    return -x
+
+
+def _masks(x):
+    return x[x > 0].sum()
+
+
+def _finds(x):
+    return torch.nonzero(x).sum()
+
+
+def _samples(x):
+    return torch.multinomial(torch.softmax(x, 0), 1)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("fn", "operation", "advice"),
+    [
+        (_reads_a_value, "_local_scalar_dense", "torch.where"),
+        (_branches, "_local_scalar_dense", "torch.where"),
+        (_masks, "masked", "torch.where"),
+        (_finds, "nonzero", "torch.where"),
+        (_samples, "multinomial", "inverse CDF"),
+    ],
+)
+def test_what_cannot_be_captured_is_named_with_its_line_and_its_cure(device, fn, operation, advice):
+    x = torch.arange(4.0, device=device)
+    with pytest.raises(CaptureError) as error:
+        capture(fn, x)
+    message = str(error.value)
+    assert fn.__name__ in message
+    assert operation in message
+    assert advice in message
+    assert "test_capture.py:" in message
+    assert capture(lambda x: x + 1, x).replay(x).tolist() == [1, 2, 3, 4]  # and the process goes on
+
+
+def test_without_cuda_it_says_once_that_nothing_is_captured():
+    from rlgraph.graph import capture as module
+
+    module._say_once_that_nothing_is_captured.cache_clear()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            capture(lambda x: x + 1, torch.zeros(2))
+    assert [str(w.message) for w in said] == [
+        "no CUDA graph on cpu: the function is run directly, with the same buffers"
+    ]
+
+
+@pytest.mark.gpu
+def test_a_copy_to_the_host_is_named():
+    with pytest.raises(CaptureError, match="copy to host"):
+        capture(lambda x: x.cpu(), torch.zeros(3, device="cuda"))
+
+
+@pytest.mark.gpu
+def test_a_graph_may_share_another_ones_pool():
+    x = torch.ones(1 << 20, device="cuda")
+    first = capture(lambda x: (x * 2).sum(), x)
+    second = capture(lambda x: (x * 3).sum(), x, pool=first.pool)
+    assert first.replay().item() == 2 << 20
+    assert second.replay().item() == 3 << 20
+
+
+@pytest.mark.gpu
+def test_capture_on_the_last_device_while_the_first_is_current():
+    device = torch.device("cuda", torch.cuda.device_count() - 1)
+    with torch.cuda.device(0):
+        walk, direct = Walk(device), Walk(device)
+        graph = walk.captured()
+        for _ in range(3):
+            assert torch.equal(graph.replay()[0], direct.step()[0])
