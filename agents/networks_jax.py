@@ -176,9 +176,7 @@ def from_arrays(module: eqx.Module, arrays: dict[str, np.ndarray]) -> eqx.Module
         UsageError: a name or shape differs.
     """
     check_same_layout({name: array.shape for name, array in to_arrays(module).items()}, arrays)
-    return jax.tree.map_with_path(
-        lambda path, leaf: jax.device_put(arrays[_name(path)], leaf.sharding), module
-    )
+    return jax.tree.map_with_path(lambda path, leaf: jax.device_put(arrays[_name(path)], leaf.sharding), module)
 
 
 def _name(path) -> str:

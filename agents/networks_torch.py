@@ -3,6 +3,7 @@
 B stands for any leading shape, A for the action size.
 """
 
+import itertools
 import math
 
 import gymnasium
@@ -21,7 +22,7 @@ class MLP(nn.Module):
 
     def __init__(self, sizes: list[int], activation: str, out_gain: float, generator: torch.Generator):
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in zip(sizes[:-1], sizes[1:]))
+        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in itertools.pairwise(sizes))
         self.activation = ACTIVATIONS[activation]
         for layer in self.layers:
             gain = out_gain if layer is self.layers[-1] else math.sqrt(2)

@@ -70,7 +70,14 @@ class PPOConfig(TrainConfig):
     """Matrix products of float32 on a GPU: tf32 (JAX's own default) or ieee."""
 
     def __post_init__(self):
-        at_least_one = ("num_envs", "num_steps", "num_epochs", "num_minibatches", "total_steps", "eval_episodes")
+        at_least_one = (
+            "num_envs",
+            "num_steps",
+            "num_epochs",
+            "num_minibatches",
+            "total_steps",
+            "eval_episodes",
+        )
         for name in at_least_one:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, but is {getattr(self, name)}")

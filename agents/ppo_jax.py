@@ -105,9 +105,7 @@ class PPO:
         on_gpu = self.device.platform == "gpu"
         self.mode = resolve("jax", config.mode, on_gpu)
         self.unroll = GPU_UNROLL if on_gpu and MODES["jax"][self.mode].graph else 1
-        self.optimizer = optax.chain(
-            optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam(eps=1e-5)
-        )
+        self.optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam(eps=1e-5))
         self.state = self._create()
         self._iterate = prepare(self._iteration, self.mode, donate_argnums=(0,), device=self.device)
 
@@ -131,10 +129,7 @@ class PPO:
         if config.anneal_lr:
             learning_rate = learning_rate * (1 - state.iteration / config.num_iterations)
 
-        order = [
-            jax.random.permutation(k, config.batch_size)
-            for k in jax.random.split(order_key, config.num_epochs)
-        ]
+        order = [jax.random.permutation(k, config.batch_size) for k in jax.random.split(order_key, config.num_epochs)]
         rows_UM = jnp.concatenate(order).reshape(config.num_updates, -1)
 
         def update(learner, rows_M):

@@ -122,9 +122,7 @@ class PPO:
             for rows_M in order.chunk(config.num_minibatches):
                 totals += self._update(batch, rows_M, stopped)
         if config.normalize_obs:
-            merge_moments(
-                self.policy.obs_mean, self.policy.obs_var, self.obs_count, self.policy.flat(rollout.obs)
-            )
+            merge_moments(self.policy.obs_mean, self.policy.obs_var, self.obs_count, self.policy.flat(rollout.obs))
         self.iteration += 1
         means = totals[:6] / config.num_updates
         return torch.stack([*means, self.learning_rate, totals[6], *episodes])
@@ -193,7 +191,10 @@ class PPO:
         )
         _materialise(self.optimizer)
         self.iteration = torch.zeros((), device=device)
-        self.obs_count, self.reward_count = torch.tensor(1e-4, device=device), torch.tensor(1e-4, device=device)
+        self.obs_count, self.reward_count = (
+            torch.tensor(1e-4, device=device),
+            torch.tensor(1e-4, device=device),
+        )
         self.reward_mean, self.reward_var = torch.zeros(1, device=device), torch.ones(1, device=device)
         self.reward_return_B = torch.zeros(config.num_envs, device=device)
 
@@ -222,9 +223,7 @@ class PPO:
 def build_policy(config: PPOConfig, env: Environment) -> ActorCritic:
     """A policy with fresh weights, on the config's device."""
     generator = torch.Generator().manual_seed(config.seed)
-    policy = ActorCritic(
-        env.observation_space, env.action_space, config.hidden, config.activation, generator
-    )
+    policy = ActorCritic(env.observation_space, env.action_space, config.hidden, config.activation, generator)
     return policy.to(torch_device(config.device))
 
 

@@ -49,8 +49,6 @@ def discounted_returns(reward_TB, done_TB, return_B, gamma: float):
     """
     going_on_TB = torch.cat([torch.ones_like(done_TB[:1]), ~done_TB[:-1]])
     first_B = (reward_TB[0] + gamma * return_B).unsqueeze(0)
-    backwards = linear_scan(
-        (gamma * going_on_TB).flip(0), torch.cat([first_B, reward_TB[1:]]).flip(0)
-    )
+    backwards = linear_scan((gamma * going_on_TB).flip(0), torch.cat([first_B, reward_TB[1:]]).flip(0))
     g_TB = backwards.flip(0)
     return g_TB, g_TB[-1] * ~done_TB[-1]

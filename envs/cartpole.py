@@ -66,9 +66,7 @@ def step(xp, s: State, action_B, u_B0, p: Params):
     total_mass = p.masscart + p.masspole
 
     temp = (force + p.masspole * p.length * s.theta_dot**2 * sin) / total_mass
-    theta_acc = (p.gravity * sin - cos * temp) / (
-        p.length * (4.0 / 3.0 - p.masspole * cos**2 / total_mass)
-    )  # eq. 23
+    theta_acc = (p.gravity * sin - cos * temp) / (p.length * (4.0 / 3.0 - p.masspole * cos**2 / total_mass))  # eq. 23
     x_acc = temp - p.masspole * p.length * theta_acc * cos / total_mass  # eq. 24
 
     state = State(

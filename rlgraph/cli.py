@@ -59,11 +59,11 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _train(argv: list[str]) -> int:
-    if not argv or argv[0].startswith("-") and argv[0] not in ("-h", "--help"):
-        raise UsageError(f"name an agent after `rlgraph train`: {', '.join(AGENTS)}")
-    if argv[0] in ("-h", "--help"):
+    if argv and argv[0] in ("-h", "--help"):
         print(USAGE.format(agents=", ".join(AGENTS)))
         return 0
+    if not argv or argv[0].startswith("-"):
+        raise UsageError(f"name an agent after `rlgraph train`: {', '.join(AGENTS)}")
     agent, options = argv[0], argv[1:]
     default = default_config(agent, _option(options, "--env") or "CartPole-v1")
     config = _parse(config_class(agent), options, f"rlgraph train {agent}", default)
@@ -191,7 +191,9 @@ def _print_result(console: Console, result: Result) -> None:
         "execution": result.execution,
         "steps": f"{result.steps:,}" + (" (interrupted)" if result.interrupted else ""),
         "time": f"{result.train_seconds:.1f} s training, {result.setup_seconds:.1f} s setup and first iteration",
-        "speed": "one iteration only" if math.isnan(result.steps_per_second) else f"{result.steps_per_second:,.0f} steps/s",
+        "speed": "one iteration only"
+        if math.isnan(result.steps_per_second)
+        else f"{result.steps_per_second:,.0f} steps/s",
         "greedy return": _describe_evaluation(result),
         "saved in": result.run_dir,
     }

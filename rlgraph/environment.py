@@ -111,9 +111,7 @@ class Environment:
                 caller resets).
         """
         n = self.definition.STEP_DRAWS
-        state, reward_B, terminated_B = self.definition.step(
-            xp, carry.state, action, u_BN[:, :n], self.params
-        )
+        state, reward_B, terminated_B = self.definition.step(xp, carry.state, action, u_BN[:, :n], self.params)
         elapsed_B = carry.elapsed_B + 1
         truncated_B = self._out_of_time(xp, elapsed_B)
 
@@ -127,9 +125,7 @@ class Environment:
         done_B = terminated_B | truncated_B
         final_obs = self.definition.observe(xp, state, self.params)
         if autoreset != SAME_STEP:
-            return Step(
-                Carry(state, elapsed_B, done_B), final_obs, reward_B, terminated_B, truncated_B, final_obs
-            )
+            return Step(Carry(state, elapsed_B, done_B), final_obs, reward_B, terminated_B, truncated_B, final_obs)
 
         fresh, fresh_obs = self.reset(xp, u_BN[:, n:])
         carry = Carry(
@@ -153,9 +149,7 @@ def select(xp: ModuleType, mask_B: Array, new: Any, old: Any) -> Any:
     return xp.where(mask_B.reshape(mask_B.shape + (1,) * (new.ndim - 1)), new, old)
 
 
-def build(
-    definition: ModuleType, id: str | None = None, max_episode_steps: int | None = None, **params
-) -> Environment:
+def build(definition: ModuleType, id: str | None = None, max_episode_steps: int | None = None, **params) -> Environment:
     """An `Environment` from its definition, checked against the contract.
 
     Args:
@@ -171,9 +165,7 @@ def build(
     required += ("observation_space", "action_space", "MAX_EPISODE_STEPS", "REWARD_THRESHOLD")
     missing = [name for name in required if not hasattr(definition, name)]
     if missing:
-        raise UsageError(
-            f"environment {definition.__name__!r} lacks {', '.join(missing)}: add it to its file"
-        )
+        raise UsageError(f"environment {definition.__name__!r} lacks {', '.join(missing)}: add it to its file")
     id = id or definition.ID
     defaults = definition.Params()
     if not dataclasses.is_dataclass(defaults):
@@ -222,9 +214,7 @@ def _check(env: Environment) -> None:
 
     state = _run(env, "reset", u[:, : env.reset_draws])
     if not isinstance(state, State) or not hasattr(state, "_fields"):
-        raise UsageError(
-            f"environment {env.id!r}: reset must return a State, a NamedTuple, not {_described(state)}"
-        )
+        raise UsageError(f"environment {env.id!r}: reset must return a State, a NamedTuple, not {_described(state)}")
     for name, leaf in zip(state._fields, state):
         if not isinstance(leaf, np.ndarray) or leaf.shape[:1] != (B,) or leaf.dtype == np.float64:
             raise UsageError(
@@ -246,16 +236,12 @@ def _check(env: Environment) -> None:
 
 def _must_be(env: Environment, what: str, got: Any, dtype: Any, shape: tuple[int, ...]) -> None:
     if not isinstance(got, np.ndarray) or got.dtype != dtype or got.shape != shape:
-        raise UsageError(
-            f"environment {env.id!r}: {what} is {_described(got)}, must be {np.dtype(dtype)}{list(shape)}"
-        )
+        raise UsageError(f"environment {env.id!r}: {what} is {_described(got)}, must be {np.dtype(dtype)}{list(shape)}")
 
 
 def _some_action(env: Environment, B: int) -> np.ndarray:
     if not isinstance(env.observation_space, gymnasium.spaces.Box):
-        raise UsageError(
-            f"environment {env.id!r}: observation_space must be a Box, not {env.observation_space}"
-        )
+        raise UsageError(f"environment {env.id!r}: observation_space must be a Box, not {env.observation_space}")
     space = env.action_space
     if isinstance(space, gymnasium.spaces.Discrete):
         return np.full(B, space.start, dtype=np.int64)

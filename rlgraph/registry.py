@@ -1,5 +1,6 @@
 """Environments by name: the ones that ship, the ones that a program registers, and a user's own file."""
 
+import functools
 import importlib
 import importlib.util
 import sys
@@ -58,6 +59,11 @@ def _definition(id: str) -> ModuleType:
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"no environment file {str(path)!r}: give the path of a Python file, or a known name")
+    return _load(path.resolve(), path.stat().st_mtime_ns)
+
+
+@functools.cache  # one module a file, so that two environments made from it are equal and compile once
+def _load(path: Path, modified_ns: int) -> ModuleType:
     name = f"rlgraph_user_env_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
@@ -65,5 +71,6 @@ def _from_file(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
+        del sys.modules[name]
         raise UsageError(f"environment file {str(path)!r} fails to load: {error!r}") from error
     return module

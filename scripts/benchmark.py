@@ -28,10 +28,8 @@ from rich.progress import track
 from rich.table import Table
 
 import rlgraph
+from rlgraph.agents import ppo_jax, ppo_torch
 from rlgraph.agents.ppo import PPOConfig
-from rlgraph.agents.ppo_jax import GPU_UNROLL
-from rlgraph.agents.ppo_jax import PPO as JaxPPO
-from rlgraph.agents.ppo_torch import PPO as TorchPPO
 from rlgraph.graph.capture import capture
 from rlgraph.graph.xla import prepare
 from rlgraph.precision import jax_matmul_precision, torch_matmul_precision
@@ -43,7 +41,9 @@ CHECKED_STEPS = 8  # rounding differs between kernels and grows along a trajecto
 def torch_rollout(config, mode):
     """(run, observations of a first rollout): `run()` enqueues one rollout."""
     with torch_matmul_precision(config.precision):
-        agent = TorchPPO(dataclasses.replace(config, mode="compile" if mode in ("compile", "graph") else "eager"), ENV)
+        agent = ppo_torch.PPO(
+            dataclasses.replace(config, mode="compile" if mode in ("compile", "graph") else "eager"), ENV
+        )
         collector = agent.collector
         run = collector.collect
         if mode.startswith("graph"):
@@ -53,14 +53,12 @@ def torch_rollout(config, mode):
 
 
 def jax_rollout(config, mode, unroll):
-    agent = JaxPPO(dataclasses.replace(config, mode=mode), ENV)
+    agent = ppo_jax.PPO(dataclasses.replace(config, mode=mode), ENV)
     policy = agent.policy
 
     def rollout(collector, key):
         key, use = jax.random.split(key)
-        collector, steps, totals = collect(
-            ENV, policy.act, policy.value, collector, config.num_steps, use, unroll
-        )
+        collector, steps, totals = collect(ENV, policy.act, policy.value, collector, config.num_steps, use, unroll)
         return (collector, key), steps, totals
 
     fn = prepare(rollout, mode, donate_argnums=(0, 1))
@@ -75,12 +73,12 @@ def jax_rollout(config, mode, unroll):
 
 
 def torch_ppo(config, mode):
-    agent = TorchPPO(dataclasses.replace(config, mode=mode), ENV)
+    agent = ppo_torch.PPO(dataclasses.replace(config, mode=mode), ENV)
     return agent.iterate, np.array(agent.iterate().get())
 
 
 def jax_ppo(config, mode):
-    agent = JaxPPO(dataclasses.replace(config, mode=mode), ENV)
+    agent = ppo_jax.PPO(dataclasses.replace(config, mode=mode), ENV)
     return agent.iterate, np.array(agent.iterate().get())
 
 
@@ -105,15 +103,13 @@ def seconds_jax(run):
 
 def main():
     args = arguments()
-    config = PPOConfig(
-        num_envs=args.num_envs, num_steps=args.num_steps, precision=args.precision, total_steps=10**10
-    )
+    config = PPOConfig(num_envs=args.num_envs, num_steps=args.num_steps, precision=args.precision, total_steps=10**10)
     jax_config = dataclasses.replace(config, backend="jax")
     build = {
         **{f"rollout torch {m}": (torch_rollout, config, m) for m in ("eager", "compile", "graph-uncompiled", "graph")},
         "rollout jax jit": (jax_rollout, jax_config, "jit", 1),
         "rollout jax graph": (jax_rollout, jax_config, "graph", 1),
-        f"rollout jax graph unroll={GPU_UNROLL}": (jax_rollout, jax_config, "graph", GPU_UNROLL),
+        f"rollout jax graph unroll={ppo_jax.GPU_UNROLL}": (jax_rollout, jax_config, "graph", ppo_jax.GPU_UNROLL),
         **{f"ppo torch {m}": (torch_ppo, config, m) for m in ("eager", "compile", "graph-uncompiled", "graph")},
         **{f"ppo jax {m}": (jax_ppo, jax_config, m) for m in ("jit", "graph")},
     }

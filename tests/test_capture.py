@@ -142,10 +142,6 @@ def _finds(x):
     return torch.nonzero(x).sum()
 
 
-def _samples(x):
-    return torch.multinomial(torch.softmax(x, 0), 1)
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("fn", "operation", "advice"),
@@ -154,7 +150,6 @@ def _samples(x):
         (_branches, "_local_scalar_dense", "torch.where"),
         (_masks, "masked", "torch.where"),
         (_finds, "nonzero", "torch.where"),
-        (_samples, "multinomial", "inverse CDF"),
     ],
 )
 def test_what_cannot_be_captured_is_named_with_its_line_and_its_cure(device, fn, operation, advice):

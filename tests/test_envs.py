@@ -36,9 +36,7 @@ class Case:
     high: tuple[float, ...]
     edges: tuple[tuple[int, float], ...]  # (column, value): walls, limits and thresholds to crowd around
     thresholds: Callable[[np.ndarray], list[np.ndarray]]  # states [N, k] -> distances [N] to each jump
-    atol: Callable[
-        [np.ndarray], np.ndarray
-    ]  # states [N, k] -> tolerance [N] of what one step from there gives
+    atol: Callable[[np.ndarray], np.ndarray]  # states [N, k] -> tolerance [N] of what one step from there gives
     margin: float  # a pair this close to a jump is decided by rounding
     limit: int  # episode length in the trajectory test
     drift: float  # how far backends may part over such an episode
@@ -89,7 +87,7 @@ def _car(goal: float, limit: int, drift: float) -> Case:
 # Over a trajectory rounding grows: little for the cars, tenfold every 25 to 30 steps for the unstable
 # CartPole, and in bursts for the chaotic Acrobot (3e-5 after 60 steps, 2e-3 after 90, 0.1 after 250, no
 # likeness left after 400). So the trajectories are 400 steps of episodes no longer than `limit`, each of
-# which starts afresh, and `drift` is some ten times the largest difference seen (three times for MountainCar).
+# which starts afresh, and `drift` is some ten times the largest difference seen (for MountainCar three).
 CASES = {
     "CartPole-v1": Case(
         low=(-2.6, -4.0, -0.26, -4.0),
@@ -174,11 +172,7 @@ def draw_actions(rng: np.random.Generator, space: gymnasium.Space, n: int, sign:
         if sign is None:
             return rng.integers(0, space.n, n)
         return np.where(sign > 0, space.n - 1, 0)
-    size = (
-        rng.uniform(-1.5, 1.5, (n, 1))
-        if sign is None
-        else np.sign(sign)[:, None] * rng.uniform(0, 1.5, (n, 1))
-    )
+    size = rng.uniform(-1.5, 1.5, (n, 1)) if sign is None else np.sign(sign)[:, None] * rng.uniform(0, 1.5, (n, 1))
     exact = rng.random((n, 1)) < 0.1
     return (space.high * np.where(exact, np.sign(size), size)).astype(np.float32)
 
@@ -213,9 +207,7 @@ def gymnasium_answers(name: str, params: tuple) -> Outcome:
     rows = []
     for state, action in zip(states.astype(np.float64), actions):
         env.state = state.copy()
-        env.steps_beyond_terminated = (
-            None  # CartPole warns, and pays nothing, from the second step past the end
-        )
+        env.steps_beyond_terminated = None  # CartPole warns, and pays nothing, from the second step past the end
         obs, reward, terminated, _, _ = env.step(action)
         rows.append((np.array(env.state, dtype=np.float64), obs, reward, terminated))
     return Outcome(*(np.array(column) for column in zip(*rows)))
@@ -246,9 +238,7 @@ def rounding_decides(case: Case, *outcomes: Outcome) -> np.ndarray:
 def assert_same_step(case: Case, ours: Outcome, theirs: Outcome, atol: np.ndarray) -> None:
     """The same flags exactly, the same numbers within `atol` [N], save for the few that rounding decides."""
     decided = ~rounding_decides(case, ours, theirs)
-    assert decided.mean() > 0.999, (
-        f"{(~decided).sum()} of {len(decided)} pairs left out as too near a threshold"
-    )
+    assert decided.mean() > 0.999, f"{(~decided).sum()} of {len(decided)} pairs left out as too near a threshold"
     np.testing.assert_array_equal(ours.terminated[decided], theirs.terminated[decided])
 
     turned = ours.state - theirs.state
@@ -260,9 +250,7 @@ def assert_same_step(case: Case, ours: Outcome, theirs: Outcome, atol: np.ndarra
         ("reward", (ours.reward - theirs.reward)[:, None], theirs.reward[:, None]),
     ):
         excess = (abs(difference) - atol[:, None] - 2e-7 * abs(size))[decided]
-        assert (excess <= 0).all(), (
-            f"{what}: {(excess > 0).any(axis=1).sum()} pairs differ, by up to {excess.max()}"
-        )
+        assert (excess <= 0).all(), f"{what}: {(excess > 0).any(axis=1).sum()} pairs differ, by up to {excess.max()}"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -379,9 +367,7 @@ def test_reset_bounds_are_half_open_in_float32(name, backend):
     u = np.array([[0.0] * env.reset_draws, [largest] * env.reset_draws], dtype=np.float32)
     carry, _ = env.reset(namespace(backend), array(backend, u))
     p = env.params
-    bounds = (
-        [(-p.x_init, p.x_init), (-p.y_init, p.y_init)] if name == "Pendulum-v1" else [(p.low, p.high)] * 4
-    )
+    bounds = [(-p.x_init, p.x_init), (-p.y_init, p.y_init)] if name == "Pendulum-v1" else [(p.low, p.high)] * 4
     for leaf, (low, high) in zip(carry.state[: env.reset_draws], bounds):
         first, last = np.asarray(leaf)
         assert first == np.float32(low)
@@ -430,9 +416,7 @@ def numpy_trajectory(name: str):
 @pytest.mark.parametrize("name", CASES)
 def test_trajectories_end_both_ways(name):
     _, _, _, steps = numpy_trajectory(name)
-    terminated, truncated = (
-        np.stack([getattr(s, f) for s in steps]) for f in ("terminated_B", "truncated_B")
-    )
+    terminated, truncated = (np.stack([getattr(s, f) for s in steps]) for f in ("terminated_B", "truncated_B"))
     assert truncated.any()
     assert terminated.any() == (name != "Pendulum-v1")
 
@@ -461,9 +445,7 @@ def test_trajectories_agree_across_backends(name, backend):
         near = np.zeros(ENVS, dtype=bool)
         for distance in case.thresholds(_state_seen(name, numpys.final_obs)):
             near |= abs(distance) < case.drift
-        assert (same | near)[followed].all(), (
-            f"step {t}: environments {np.flatnonzero(followed & ~same & ~near)}"
-        )
+        assert (same | near)[followed].all(), f"step {t}: environments {np.flatnonzero(followed & ~same & ~near)}"
         followed &= same
     assert followed.sum() >= ENVS - 3
 
@@ -479,9 +461,7 @@ def assert_dtypes(env, backend: str, autoreset: str, action_dtype) -> None:
     """Everything that reset and step give has its contractual dtype; a carry keeps its own for scan."""
     xp, B = namespace(backend), 5
     u = array(backend, np.full((B, env.draws), 0.3, dtype=np.float32))
-    action = np.zeros(
-        (B, *env.action_space.shape), dtype=np.float32 if env.action_space.shape else action_dtype
-    )
+    action = np.zeros((B, *env.action_space.shape), dtype=np.float32 if env.action_space.shape else action_dtype)
     start, obs = env.reset(xp, u[:, : env.reset_draws])
     step = env.step(xp, start, array(backend, action), u, autoreset)
 
@@ -511,9 +491,7 @@ print("checked", len(CASES))
 """
     path = [str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"JAX_ENABLE_X64": "1", "PYTHONPATH": os.pathsep.join(path)}
-    run = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
-    )
+    run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert run.stdout == "checked 5\n", run.stderr
 
 
@@ -603,10 +581,7 @@ def test_autoreset_known_values(autoreset, backend):
     first, second = ([0, 0, 0, 1], [1, 0, 1, 0]) if autoreset == NEXT_STEP else ([0, 0, 0, 0], [1, 0, 0, 0])
     steps = steps_of_counter(build(counter()), backend, autoreset, np.array([first, second]).T)
     for i, expected in enumerate(ENDS_BOTH_WAYS[autoreset]):
-        got = [
-            (s.obs[i, 0], s.reward_B[i], s.terminated_B[i], s.truncated_B[i], s.final_obs[i, 0])
-            for s in steps
-        ]
+        got = [(s.obs[i, 0], s.reward_B[i], s.terminated_B[i], s.truncated_B[i], s.final_obs[i, 0]) for s in steps]
         assert got == expected
     assert tuple(steps[-1].carry.elapsed_B) == ELAPSED[autoreset]
 
@@ -735,9 +710,7 @@ def test_time_limit_below_one_is_refused(limit):
 
 
 def test_unknown_names_give_the_near_miss():
-    with pytest.raises(
-        rlgraph.UsageError, match=r"^unknown environment 'cartpole-v1'; did you mean 'CartPole-v1'\?$"
-    ):
+    with pytest.raises(rlgraph.UsageError, match=r"^unknown environment 'cartpole-v1'; did you mean 'CartPole-v1'\?$"):
         rlgraph.make("cartpole-v1")
     with pytest.raises(rlgraph.UsageError, match=r"^unknown environment parameter 'gravty'; .* 'gravity'\?$"):
         rlgraph.make("CartPole-v1", gravty=1.0)
@@ -762,6 +735,15 @@ def test_equal_environments_are_equal_and_hash_alike():
     assert first == second
     assert hash(first) == hash(second)
     assert first != rlgraph.make("Pendulum-v1")
+
+
+def test_parameters_are_plain_numbers():
+    """A numpy number would turn float32 state into float64, and a string fail somewhere inside a step."""
+    env = rlgraph.make("Pendulum-v1", g=np.float64(9.81))
+    assert env == rlgraph.make("Pendulum-v1", g=9.81)
+    assert type(env.params.g) is float
+    with pytest.raises(rlgraph.UsageError, match=r"^environment parameter 'g' must be a number, but is '9.81'$"):
+        rlgraph.make("Pendulum-v1", g="9.81")
 
 
 def documented_environment() -> str:

@@ -38,9 +38,7 @@ def wheel(tmp_path_factory) -> Path:
         shutil.copy(ROOT / name, tree)
     for name in SOURCES:
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-    run = run_python(
-        "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(tree), cwd=folder
-    )
+    run = run_python("-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(tree), cwd=folder)
     assert run.returncode == 0, run.stdout + run.stderr
     (path,) = folder.glob("rlgraph-*.whl")
     return path

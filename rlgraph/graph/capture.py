@@ -25,7 +25,6 @@ UNCAPTURABLE = {
     "masked": "indexing by a boolean mask gives a shape that depends on data; use torch.where(mask, a, b)",
     "masked_select": "its shape depends on data; use torch.where(mask, a, b)",
     "_unique2": "its shape depends on data; use a fixed-size torch.sort or torch.bincount(minlength=...)",
-    "multinomial": "it synchronises; sample by inverse CDF or Gumbel-max from uniforms of a registered generator",
     "copy to host": "a copy to the host waits for the GPU; copy after replay(), outside the captured function",
 }
 
@@ -52,9 +51,7 @@ def _with_own_code(fn: Callable) -> Callable:
         return types.MethodType(_with_own_code(fn.__func__), fn.__self__)
     if not inspect.isfunction(fn):
         return fn
-    copy = types.FunctionType(
-        fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
-    )
+    copy = types.FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
     copy.__kwdefaults__ = fn.__kwdefaults__
     return copy
 
@@ -208,9 +205,7 @@ class Graph:
                 # A collection that frees CUDA objects inside a capture would invalidate it.
                 with (
                     _no_garbage_collection(),
-                    torch.cuda.graph(
-                        self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"
-                    ),
+                    torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
                 ):
                     self.outputs = self._fn(*self._inputs)
             except Exception as error:
@@ -225,9 +220,7 @@ class Graph:
                     self._fn(*self._inputs)
         except Exception as error:
             self._diagnose()
-            raise CaptureError(
-                f"{self._name} cannot be captured: {_first_line(error)} at {_line_of(error)}"
-            ) from error
+            raise CaptureError(f"{self._name} cannot be captured: {_first_line(error)} at {_line_of(error)}") from error
 
     @contextlib.contextmanager
     def _leaving_no_trace(self):
@@ -316,6 +309,4 @@ def _no_garbage_collection():
 
 @functools.cache
 def _say_once_that_nothing_is_captured(device: torch.device) -> None:
-    warnings.warn(
-        f"no CUDA graph on {device.type}: the function is run directly, with the same buffers", stacklevel=5
-    )
+    warnings.warn(f"no CUDA graph on {device.type}: the function is run directly, with the same buffers", stacklevel=5)

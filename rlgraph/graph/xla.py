@@ -35,9 +35,7 @@ def prepare(
         return functools.wraps(fn)(_without_jit(fn))
     platform = (device or jax.devices()[0]).platform
     options = NO_COMMAND_BUFFERS if platform == "gpu" and not chosen.graph else None
-    return jax.jit(
-        fn, donate_argnums=donate_argnums, static_argnums=static_argnums, compiler_options=options
-    )
+    return jax.jit(fn, donate_argnums=donate_argnums, static_argnums=static_argnums, compiler_options=options)
 
 
 def _without_jit(fn: Callable) -> Callable:

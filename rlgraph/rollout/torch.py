@@ -113,12 +113,8 @@ class Collector:
         obs, final_obs = (torch.zeros((T, *self.obs.shape), device=device) for _ in range(2))
         log_prob, value, reward, final_value = (torch.zeros(T, B, device=device) for _ in range(4))
         terminated, truncated = (torch.zeros(T, B, dtype=torch.bool, device=device) for _ in range(2))
-        action = torch.zeros(
-            (T, B, *space.shape), dtype=torch.float32 if self._box else torch.int64, device=device
-        )
-        return Rollout(
-            obs, action, log_prob, value, reward, terminated, truncated, final_obs, final_value
-        )
+        action = torch.zeros((T, B, *space.shape), dtype=torch.float32 if self._box else torch.int64, device=device)
+        return Rollout(obs, action, log_prob, value, reward, terminated, truncated, final_obs, final_value)
 
 
 def environment_action(env: Environment, device: torch.device) -> Callable:

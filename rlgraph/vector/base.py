@@ -107,8 +107,8 @@ class VectorEnv(gymnasium.vector.VectorEnv):
 
         SAME_STEP: the observation is already the next episode's first. infos hold "final_obs", where the step
         led to, "final_info" (empty) and the masks "_final_obs" and "_final_info" [B] bool. With output "numpy"
-        these keys come only when an episode ended, and "final_obs" is an object array [B] with None elsewhere,
-        as in Gymnasium. With output "tensor" they always come, and "final_obs" has every row filled, [B,
+        these keys come only when an episode ended, and "final_obs" is an object array [B], None elsewhere, as
+        in Gymnasium. With output "tensor" they always come, and "final_obs" has every row filled, [B,
         *single_observation_space.shape]: to know whether an episode ended would stall the device.
 
         DISABLED: the caller resets, with a "reset_mask". To say where it did not, every step waits for the
@@ -169,18 +169,12 @@ class VectorEnv(gymnasium.vector.VectorEnv):
 
     def _valid_mask(self, mask_B: Array) -> np.ndarray:
         if not self._started:
-            raise ResetNeeded(
-                "options['reset_mask'] before the first full reset(): call reset() without it first"
-            )
+            raise ResetNeeded("options['reset_mask'] before the first full reset(): call reset() without it first")
         if not isinstance(mask_B, (np.ndarray, self.array_type)):
             kind = f"{type(mask_B).__module__}.{type(mask_B).__qualname__}"
-            raise TypeError(
-                f"options['reset_mask'] must be a numpy or {self.array_type.__name__} array, got {kind}"
-            )
+            raise TypeError(f"options['reset_mask'] must be a numpy or {self.array_type.__name__} array, got {kind}")
         if tuple(mask_B.shape) != (self.num_envs,):
-            raise ValueError(
-                f"options['reset_mask'] must have shape [{self.num_envs}], got {list(mask_B.shape)}"
-            )
+            raise ValueError(f"options['reset_mask'] must have shape [{self.num_envs}], got {list(mask_B.shape)}")
         if not isinstance(mask_B, np.ndarray):
             mask_B = self._to_host(mask_B)
         if mask_B.dtype != np.bool_:
@@ -202,9 +196,7 @@ class VectorEnv(gymnasium.vector.VectorEnv):
         if not isinstance(array, np.ndarray):
             self._unverified += self._discrete
         elif self._discrete and not (self._low <= array.min() and array.max() <= self._high):
-            raise ValueError(
-                f"actions must be in [{self._low}, {self._high}], got {array.min()} to {array.max()}"
-            )
+            raise ValueError(f"actions must be in [{self._low}, {self._high}], got {array.min()} to {array.max()}")
         return self._to_device(array)
 
     def _as_array(self, actions: Array, expected: tuple) -> Array:
@@ -215,9 +207,7 @@ class VectorEnv(gymnasium.vector.VectorEnv):
             return np.asarray(actions)
         except (TypeError, ValueError, RuntimeError):
             kind = type(actions).__qualname__
-            raise ValueError(
-                f"actions must be an array of shape {list(expected)}; cannot read {kind}"
-            ) from None
+            raise ValueError(f"actions must be an array of shape {list(expected)}; cannot read {kind}") from None
 
     def _read_flag(self) -> None:
         steps, self._unverified = self._unverified, 0

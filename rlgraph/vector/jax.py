@@ -23,9 +23,7 @@ class JaxVectorEnv(base.VectorEnv):
         super().__init__(env, spec, num_envs, seed, autoreset_mode, output)
         self._carry = None
         self._out_of_range = jax.device_put(jnp.zeros((), bool), self.device)
-        self._run = xla.prepare(
-            _step, self.mode, static_argnums=(0, 1, 2), donate_argnums=(3,), device=self.device
-        )
+        self._run = xla.prepare(_step, self.mode, static_argnums=(0, 1, 2), donate_argnums=(3,), device=self.device)
         self._restart = xla.prepare(_reset, self.mode, static_argnums=(0, 1, 2), device=self.device)
 
     def _advance(self, actions):
