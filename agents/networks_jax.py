@@ -114,7 +114,7 @@ class Categorical(eqx.Module):
     """Over n actions, by logits [B, n]."""
 
     def sample(self, logits, u_B):
-        """Inverse CDF of one uniform in [0, 1) an action, as in networks_torch.py: the same uniform, the same action."""
+        """Inverse CDF of one uniform in [0, 1) an action, the same one for the same uniform as in networks_torch.py."""
         n = logits.shape[-1]
         prob = jax.nn.softmax(logits, axis=-1)
         upto = jnp.tril(jnp.ones((n - 1, n), bool))

@@ -122,7 +122,8 @@ class PPO:
             for rows_M in order.chunk(config.num_minibatches):
                 totals += self._update(batch, rows_M, stopped)
         if config.normalize_obs:
-            merge_moments(self.policy.obs_mean, self.policy.obs_var, self.obs_count, self.policy.flat(rollout.obs))
+            flat = self.policy.flat(rollout.obs).flatten(0, 1)
+            merge_moments(self.policy.obs_mean, self.policy.obs_var, self.obs_count, flat)
         self.iteration += 1
         means = totals[:6] / config.num_updates
         return torch.stack([*means, self.learning_rate, totals[6], *episodes])

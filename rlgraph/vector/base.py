@@ -106,8 +106,8 @@ class VectorEnv(gymnasium.vector.VectorEnv):
         observation, reward 0 and no flags.
 
         SAME_STEP: the observation is already the next episode's first. infos hold "final_obs", where the step
-        led to, "final_info" (empty) and the masks "_final_obs" and "_final_info" [B] bool. With output "numpy"
-        these keys come only when an episode ended, and "final_obs" is an object array [B], None elsewhere, as
+        led to, "final_info" (empty) and the masks "_final_obs" and "_final_info" [B] bool. With output
+        "numpy" these keys come only when an episode ended, and "final_obs" is an object array [B], None elsewhere, as
         in Gymnasium. With output "tensor" they always come, and "final_obs" has every row filled, [B,
         *single_observation_space.shape]: to know whether an episode ended would stall the device.
 
@@ -229,7 +229,7 @@ class VectorEnv(gymnasium.vector.VectorEnv):
             "final_obs": final_obs,
             "_final_obs": done_B,
             "final_info": {},
-            "_final_info": done_B | done_B,
+            "_final_info": done_B | done_B,  # a copy, on either backend
         }
 
     def _given_away(self, array: Array) -> Array:
