@@ -17,7 +17,7 @@ from rlgraph.devices import torch_device
 from rlgraph.environment import Environment
 from rlgraph.graph.capture import capture, compiled
 from rlgraph.graph.readback import Readback
-from rlgraph.modes import MODES, resolve
+from rlgraph.modes import MODES, compiles, resolve
 from rlgraph.precision import torch_matmul_precision
 from rlgraph.rollout import Rollout
 from rlgraph.rollout.torch import Collector, evaluate
@@ -87,13 +87,11 @@ class PPO:
         self.config, self.env = config, env
         self.device = torch_device(config.device)
         self.mode = resolve("torch", config.mode, on_gpu=self.device.type == "cuda")
-        chosen = MODES["torch"][self.mode]
-        # A graph mode without a GPU runs the plain functions, see rlgraph.graph.capture.
-        compile = chosen.compile and not (chosen.graph and self.device.type != "cuda")
-        self._create(compile)
+        compile = compiles(self.mode, on_gpu=self.device.type == "cuda")
+        self._create("compile" if compile else "eager")
         self._loss = compiled(ppo_loss) if compile else ppo_loss
         self.graph = None
-        if chosen.graph:
+        if MODES["torch"][self.mode].graph:
             with torch_matmul_precision(config.precision):
                 self.graph = capture(
                     self._iteration, state=self._state(), generators=[self.generator], device=self.device
@@ -169,7 +167,7 @@ class PPO:
 
     # ---- what the run holds
 
-    def _create(self, compile: bool) -> None:
+    def _create(self, collector_mode: str) -> None:
         config, device = self.config, self.device
         self.generator = torch.Generator(device).manual_seed(config.seed)
         self.policy = build_policy(config, self.env)
@@ -180,7 +178,7 @@ class PPO:
             config.num_envs,
             config.num_steps,
             self.generator,
-            compile,
+            collector_mode,
         )
         self.learning_rate = torch.tensor(config.learning_rate, device=device)
         self.optimizer = torch.optim.Adam(

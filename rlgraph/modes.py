@@ -41,3 +41,9 @@ def resolve(backend: str, mode: str, on_gpu: bool) -> str:
     if mode not in MODES[backend]:
         raise unknown(f"{backend} mode", mode, ["auto", *MODES[backend]])
     return mode
+
+
+def compiles(mode: str, on_gpu: bool) -> bool:
+    """Whether a torch mode goes through torch.compile: a graph mode without a GPU runs the plain function."""
+    chosen = MODES["torch"][mode]
+    return chosen.compile and (on_gpu or not chosen.graph)

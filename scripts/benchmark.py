@@ -30,25 +30,26 @@ from rich.table import Table
 import rlgraph
 from rlgraph.agents import ppo_jax, ppo_torch
 from rlgraph.agents.ppo import PPOConfig
-from rlgraph.graph.capture import capture
 from rlgraph.graph.xla import prepare
 from rlgraph.precision import jax_matmul_precision, torch_matmul_precision
 from rlgraph.rollout.jax import collect
+from rlgraph.rollout.torch import Collector
 
 CHECKED_STEPS = 8  # rounding differs between kernels and grows along a trajectory, so the comparison is short
 
 
 def torch_rollout(config, mode):
     """(run, observations of a first rollout): `run()` enqueues one rollout."""
+    policy = ppo_torch.build_policy(config, ENV)
+    generator = torch.Generator(policy.obs_mean.device).manual_seed(config.seed)
     with torch_matmul_precision(config.precision):
-        agent = ppo_torch.PPO(
-            dataclasses.replace(config, mode="compile" if mode in ("compile", "graph") else "eager"), ENV
-        )
-        collector = agent.collector
-        run = collector.collect
-        if mode.startswith("graph"):
-            run = capture(run, state=collector.state(), generators=[collector.generator]).replay
-        run()
+        collector = Collector(ENV, policy.act, policy.value, config.num_envs, config.num_steps, generator, mode)
+
+    def run():
+        with torch_matmul_precision(config.precision):
+            collector.collect()
+
+    run()
     return run, collector.rollout.obs[:CHECKED_STEPS].numpy(force=True)
 
 

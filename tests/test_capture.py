@@ -183,6 +183,30 @@ def test_a_copy_to_the_host_is_named():
         capture(lambda x: x.cpu(), torch.zeros(3, device="cuda"))
 
 
+def _makes_a_constant(x):
+    return x + torch.tensor(1.0, device="cuda")
+
+
+def _draws_from_a_stranger(x, generator=[]):  # noqa: B006 - made on first use, on the device
+    if not generator:
+        generator.append(torch.Generator("cuda"))
+    return x + torch.rand(4, generator=generator[0], device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fn", [_makes_a_constant, _draws_from_a_stranger])
+def test_an_error_inside_warm_up_or_capture_names_the_line_and_leaves_the_process_usable(fn):
+    x = torch.arange(4.0, device="cuda")
+    for _ in range(2):
+        with pytest.raises(CaptureError, match=r"test_capture.py:\d+"):
+            capture(fn, x)
+        torch.cuda.synchronize()
+        walk, direct = Walk("cuda"), Walk("cuda")
+        graph = walk.captured()
+        for _ in range(3):
+            assert torch.equal(graph.replay()[0], direct.step()[0])
+
+
 @pytest.mark.gpu
 def test_a_graph_may_share_another_ones_pool():
     x = torch.ones(1 << 20, device="cuda")

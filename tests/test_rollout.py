@@ -13,7 +13,6 @@ import torch
 
 import rlgraph
 from rlgraph.environment import SAME_STEP
-from rlgraph.graph.capture import capture
 from rlgraph.rollout.jax import collect, start
 from rlgraph.rollout.torch import Collector
 
@@ -36,10 +35,10 @@ def torch_policy(env, device, seed=0):
     return act, lambda obs: obs @ weight
 
 
-def torch_collector(id, B, T, device="cpu", seed=0, compile=False, max_episode_steps=None):
+def torch_collector(id, B, T, device="cpu", seed=0, mode="eager", max_episode_steps=None):
     env = rlgraph.make(id, max_episode_steps=max_episode_steps)
     generator = torch.Generator(device).manual_seed(seed)
-    return Collector(env, *torch_policy(env, device), B, T, generator, compile)
+    return Collector(env, *torch_policy(env, device), B, T, generator, mode)
 
 
 def clone(result):
@@ -93,8 +92,9 @@ def test_the_buffers_hold_what_stepping_by_hand_gives(id):
 @pytest.mark.parametrize("id", ENVIRONMENTS)
 def test_replayed_rollouts_equal_eager_ones_to_the_last_bit(id, device):
     """Ten replays, a reset among them, the same kernels: graph == eager, bit for bit."""
-    eager, replayed = (torch_collector(id, 32, 25, device, max_episode_steps=30) for _ in range(2))
-    graph = capture(replayed.collect, state=replayed.state(), generators=[replayed.generator])
+    eager, replayed = (
+        torch_collector(id, 32, 25, device, mode=mode, max_episode_steps=30) for mode in ("eager", "graph-uncompiled")
+    )
     seen = set()
     for i in range(10):
         if i == 5:
@@ -103,7 +103,7 @@ def test_replayed_rollouts_equal_eager_ones_to_the_last_bit(id, device):
         if i == 7:
             eager.generator.manual_seed(123)
             replayed.generator.manual_seed(123)
-        expected, got = clone(eager.collect()), clone(graph.replay())
+        expected, got = clone(eager.collect()), clone(replayed.collect())
         for a, b in zip(expected, got):
             assert torch.equal(a, b), f"replay {i}"
         seen.add(tuple(got[4].flatten().tolist()) if eager.env.action_space.shape else tuple(got[0].flatten().tolist()))
@@ -116,13 +116,20 @@ def test_replayed_rollouts_equal_eager_ones_to_the_last_bit(id, device):
 def test_compiled_and_captured_rollouts_equal_eager_ones(id, B):
     """Fused kernels round differently, so over few steps and to float32 tolerance; odd B gives unaligned rows."""
     eager = torch_collector(id, B, 12, "cuda", max_episode_steps=5)
-    fast = torch_collector(id, B, 12, "cuda", max_episode_steps=5, compile=True)
-    graph = capture(fast.collect, state=fast.state(), generators=[fast.generator])
+    fast = torch_collector(id, B, 12, "cuda", mode="graph", max_episode_steps=5)
     for i in range(4):
         for collector in (eager, fast):
             collector.reset()
-        for name, a, b in zip(eager.rollout._fields, eager.collect()[0], graph.replay()[0]):
+        for name, a, b in zip(eager.rollout._fields, eager.collect()[0], fast.collect()[0]):
             torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-4, msg=lambda m: f"{name}, replay {i}: {m}")  # noqa: B023
+
+
+@pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1"])
+def test_compiled_rollouts_equal_eager_ones(id):
+    eager, compiled = (torch_collector(id, 7, 12, mode=mode, max_episode_steps=5) for mode in ("eager", "compile"))
+    for _ in range(3):
+        for name, a, b in zip(eager.rollout._fields, eager.collect()[0], compiled.collect()[0]):
+            torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-4, msg=name)
 
 
 def jax_rollouts(id, mode_unroll=1, seed=0, iterations=3):

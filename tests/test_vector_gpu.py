@@ -30,10 +30,7 @@ def run(name, backend, mode, autoreset_mode, steps):
             kept.append(env.reset(seed=t)[0])
         if t % 100 == 90:
             kept.append(env.reset(options={"reset_mask": np.arange(16) % 3 == 0})[0])
-        if name == "Pendulum-v1":
-            actions = rng.uniform(-2, 2, (16, 1))
-        else:
-            actions = rng.integers(2, size=16)
+        actions = rng.uniform(-2, 2, (16, 1)) if name == "Pendulum-v1" else rng.integers(2, size=16)
         *results, infos = env.step(actions)
         kept += [*results, *(infos[key] for key in ("final_obs", "_final_obs") if key in infos)]
     env.close()

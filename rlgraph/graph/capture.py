@@ -14,8 +14,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from rlgraph.modes import MODES
-
 # Operations that need the host in the middle of the work, and what to write in their place.
 # The names are ATen's; `masked` stands for indexing by a boolean tensor.
 UNCAPTURABLE = {
@@ -54,17 +52,6 @@ def _with_own_code(fn: Callable) -> Callable:
     copy = types.FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
     copy.__kwdefaults__ = fn.__kwdefaults__
     return copy
-
-
-def prepare(fn: Callable, mode: str, device: torch.device, **capture_options) -> Callable:
-    """`fn` as a torch mode runs it: itself, compiled, or the `replay` of its captured graph.
-
-    `capture_options` go to `capture`. Without a CUDA device a graph mode runs `fn` itself, see `Graph`.
-    """
-    chosen = MODES["torch"][mode]
-    if chosen.compile and not (chosen.graph and device.type != "cuda"):
-        fn = compiled(fn)
-    return capture(fn, device=device, **capture_options).replay if chosen.graph else fn
 
 
 def capture(
@@ -209,7 +196,7 @@ class Graph:
                 ):
                     self.outputs = self._fn(*self._inputs)
             except Exception as error:
-                raise CaptureError(f"{self._name} cannot be captured: {_first_line(error)}") from error
+                raise self._error(error) from error
 
     def _warm_up(self, warmup):
         try:
@@ -220,7 +207,13 @@ class Graph:
                     self._fn(*self._inputs)
         except Exception as error:
             self._diagnose()
-            raise CaptureError(f"{self._name} cannot be captured: {_first_line(error)} at {_line_of(error)}") from error
+            raise self._error(error) from error
+
+    def _error(self, error: Exception) -> CaptureError:
+        return CaptureError(
+            f"{self._name} cannot be captured: {_first_line(error)} at {_line_of(error)}; constants must be made "
+            "before the capture, generators named in `generators`, and no value read on the host"
+        )
 
     @contextlib.contextmanager
     def _leaving_no_trace(self):

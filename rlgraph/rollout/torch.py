@@ -10,7 +10,8 @@ import gymnasium
 import torch
 
 from rlgraph.environment import SAME_STEP, Environment
-from rlgraph.graph.capture import compiled
+from rlgraph.graph.capture import capture, compiled
+from rlgraph.modes import MODES, compiles, resolve
 from rlgraph.rollout import EpisodeTotals, Rollout
 
 
@@ -24,10 +25,12 @@ class Collector:
         value: critic, obs [..., *observation shape] -> [...].
         num_envs, num_steps: B and T.
         generator: on the device; every random number of the rollout comes from it.
-        compile: run each step through torch.compile.
+        mode: "eager"; "compile" (each step through torch.compile); "graph" (compiled, and the whole rollout captured
+            and replayed as one CUDA graph); "graph-uncompiled" (the eager kernels, captured).
 
-    `collect` is what a CUDA graph captures: it only launches kernels, on the same addresses in every call. `state()`
-    lists the tensors that must survive between calls; `rollout` is overwritten by the next call.
+    `rollout` and what `collect` returns are overwritten by the next call. With "eager" and "compile", `collect` only
+    launches kernels, on the same addresses in every call: a larger captured function may call it. `state()` lists the
+    tensors that must survive between calls.
     """
 
     def __init__(
@@ -38,7 +41,7 @@ class Collector:
         num_envs: int,
         num_steps: int,
         generator: torch.Generator,
-        compile: bool = False,
+        mode: str = "eager",
     ):
         self.env, self.act, self.value = env, act, value
         self.num_envs, self.num_steps = num_envs, num_steps
@@ -51,7 +54,11 @@ class Collector:
         self.return_B = torch.zeros(num_envs, device=self.device)
         self.totals = EpisodeTotals(*(torch.zeros(num_envs, device=self.device) for _ in range(3)))
         self.rollout = self._buffers()
-        self._step = compiled(self._record_step) if compile else self._record_step
+        mode = resolve("torch", mode, on_gpu := self.device.type == "cuda")
+        self._step = compiled(self._record_step) if compiles(mode, on_gpu) else self._record_step
+        self._run = self._take_steps
+        if MODES["torch"][mode].graph:
+            self._run = capture(self._take_steps, state=self.state(), generators=[generator]).replay
 
     def state(self) -> tuple:
         """The tensors that one `collect` leaves to the next."""
@@ -64,9 +71,12 @@ class Collector:
         self.obs.copy_(obs)
         self.return_B.zero_()
 
-    @torch.no_grad()
     def collect(self) -> tuple[Rollout, EpisodeTotals]:
-        """Take T steps. Returns the buffers, overwritten by the next call, and the finished episodes' totals."""
+        """Take T steps. Returns the buffers and the totals of the episodes that ended, [] each."""
+        return self._run()
+
+    @torch.no_grad()
+    def _take_steps(self) -> tuple[Rollout, EpisodeTotals]:
         T, B = self.num_steps, self.num_envs
         u_TBN = self._uniform(T, B, self.env.draws)
         noise = self._normal(T, B, *self.env.action_space.shape) if self._box else self._uniform(T, B)
@@ -110,7 +120,7 @@ class Collector:
     def _buffers(self) -> Rollout:
         T, B = self.num_steps, self.num_envs
         space, device = self.env.action_space, self.device
-        obs, final_obs = (torch.zeros((T, *self.obs.shape), device=device) for _ in range(2))
+        obs, final_obs = (torch.zeros((T, *self.obs.shape), dtype=self.obs.dtype, device=device) for _ in range(2))
         log_prob, value, reward, final_value = (torch.zeros(T, B, device=device) for _ in range(4))
         terminated, truncated = (torch.zeros(T, B, dtype=torch.bool, device=device) for _ in range(2))
         action = torch.zeros((T, B, *space.shape), dtype=torch.float32 if self._box else torch.int64, device=device)

@@ -38,7 +38,8 @@ def make_vec(
         mode: how a step runs. torch: "eager", "compile", "graph-uncompiled" or "graph" (compiled, then
             replayed as one CUDA graph); jax: "eager", "jit" or "graph" (with command buffers). "auto" is
             "graph" on a GPU, else "eager" (torch) or "jit" (jax).
-        seed: of all random numbers, until `reset(seed=...)` gives another; None for one from the system.
+        seed: in [0, 2**32), of all random numbers until `reset(seed=...)` gives another; None for one from the
+            system.
         autoreset_mode: Gymnasium's `AutoresetMode` or its value: "NextStep", "SameStep" or "Disabled".
         output: "tensor" returns torch tensors or jax arrays on the device, "numpy" returns numpy arrays.
         max_episode_steps: None for the environment's own time limit, -1 for none.

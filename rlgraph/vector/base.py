@@ -73,6 +73,7 @@ class VectorEnv(gymnasium.vector.VectorEnv):
             seed: one integer in [0, 2**32) for the whole batch; None goes on with the running generator.
             options: "reset_mask", [B] bool (numpy, or the backend's own array), restarts only these. Every
                 other key is a field of the environment's `Params`, for this reset only, such as `low`.
+                JAX compiles a reset for every set of values.
 
         Returns:
             Observations [B, *single_observation_space.shape] of all environments, also of those that a mask
@@ -107,9 +108,9 @@ class VectorEnv(gymnasium.vector.VectorEnv):
 
         SAME_STEP: the observation is already the next episode's first. infos hold "final_obs", where the step
         led to, "final_info" (empty) and the masks "_final_obs" and "_final_info" [B] bool. With output
-        "numpy" these keys come only when an episode ended, and "final_obs" is an object array [B], None elsewhere, as
-        in Gymnasium. With output "tensor" they always come, and "final_obs" has every row filled, [B,
-        *single_observation_space.shape]: to know whether an episode ended would stall the device.
+        "numpy" these keys come only when an episode ended, and "final_obs" is an object array [B], None
+        elsewhere, as in Gymnasium. With output "tensor" they always come, and "final_obs" has every row filled,
+        [B, *single_observation_space.shape]: to know whether an episode ended would stall the device.
 
         DISABLED: the caller resets, with a "reset_mask". To say where it did not, every step waits for the
         device.

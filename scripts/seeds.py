@@ -1,0 +1,71 @@
+"""Train one agent on one environment with many seeds, and write what each came to.
+
+    python scripts/seeds.py ppo --env CartPole-v1 --backend torch --seeds 10 --jobs 2 --out cartpole.json
+
+Every seed is a run of `rlgraph train` in a process of its own; options after `--` go to it.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.progress import track
+
+
+def train(args, seed, folder):
+    """The run's result.json and versions.json."""
+    run_dir = folder / str(seed)
+    command = [sys.executable, "-m", "rlgraph.cli", "train", args.agent, "--env", args.env, "--backend", args.backend]
+    command += ["--seed", str(seed), "--run-dir", str(run_dir), *args.options]
+    environment = dict(os.environ)
+    if args.jobs > 1:
+        environment["OMP_NUM_THREADS"] = "1"  # side by side, threads would only get in each other's way
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if run.returncode:
+        raise SystemExit(f"seed {seed} failed: {run.stderr.strip()}")
+    return tuple(json.loads((run_dir / name).read_text()) for name in ("result.json", "versions.json"))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("agent")
+    parser.add_argument("--env", required=True)
+    parser.add_argument("--backend", default="torch")
+    parser.add_argument("--seeds", type=int, default=10, help="train with seeds 0 to this, exclusive")
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
+    parser.add_argument("--out", required=True, help="JSON file to write")
+    parser.add_argument("options", nargs="*", help="after --: options of `rlgraph train`")
+    args = parser.parse_args()
+
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        runs = pool.map(lambda seed: train(args, seed, Path(folder)), range(args.seeds))
+        runs = list(track(runs, total=args.seeds, description=f"{args.env} {args.backend}"))
+
+    returns = [result["eval_return_mean"] for result, _ in runs]
+    options = f" -- {' '.join(args.options)}" if args.options else ""
+    summary = {
+        "command": f"python scripts/seeds.py {args.agent} --env {args.env} --backend {args.backend} "
+        f"--seeds {args.seeds} --jobs {args.jobs}{options}",
+        "versions": runs[0][1],
+        "processor": platform.processor() or platform.machine(),
+        "cpu_cores": os.cpu_count(),
+        "eval_return_per_seed": returns,
+        "eval_return_mean": statistics.mean(returns),
+        "eval_return_min": min(returns),
+        "steps": runs[0][0]["steps"],
+        "train_seconds_median": statistics.median(result["train_seconds"] for result, _ in runs),
+        "setup_seconds_median": statistics.median(result["setup_seconds"] for result, _ in runs),
+    }
+    Path(args.out).write_text(json.dumps(summary, indent=2) + "\n")
+    print(f"{args.env} {args.backend}: mean {summary['eval_return_mean']:.1f}, least {min(returns):.1f}, {returns}")
+
+
+if __name__ == "__main__":
+    main()
