@@ -149,12 +149,11 @@ def select(xp: ModuleType, mask_B: Array, new: Any, old: Any) -> Any:
     return xp.where(mask_B.reshape(mask_B.shape + (1,) * (new.ndim - 1)), new, old)
 
 
-def build(definition: ModuleType, id: str | None = None, max_episode_steps: int | None = None, **params) -> Environment:
+def build(definition: ModuleType, max_episode_steps: int | None = None, **params) -> Environment:
     """An `Environment` from its definition, checked against the contract.
 
     Args:
         definition: the module, see this module's text.
-        id: its name; the definition's `ID` by default.
         max_episode_steps: None for the definition's own limit, -1 for none (as in `gymnasium.make`).
         params: fields of the definition's `Params` to replace.
 
@@ -166,8 +165,7 @@ def build(definition: ModuleType, id: str | None = None, max_episode_steps: int 
     missing = [name for name in required if not hasattr(definition, name)]
     if missing:
         raise UsageError(f"environment {definition.__name__!r} lacks {', '.join(missing)}: add it to its file")
-    id = id or definition.ID
-    defaults = definition.Params()
+    id, defaults = definition.ID, definition.Params()
     if not dataclasses.is_dataclass(defaults):
         raise UsageError(f"environment {id!r}: Params must be a dataclass with frozen=True")
     limit = _time_limit(definition.MAX_EPISODE_STEPS, max_episode_steps)

@@ -35,8 +35,7 @@ class TorchVectorEnv(base.VectorEnv):
         """The step as the mode runs it: actions -> results, with carry and flag updated in place."""
         chosen = modes.MODES["torch"][self.mode]
         update, draws = self._update, self.env.draws
-        # Without a GPU a graph mode runs the plain function, see rlgraph.graph.capture.
-        if chosen.compile and (self.device.type == "cuda" or not chosen.graph):
+        if modes.compiles(self.mode, on_gpu=self.device.type == "cuda"):
             update = compiled(update)
 
         @torch.no_grad()
