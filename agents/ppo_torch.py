@@ -13,7 +13,7 @@ from rlgraph.agents.moments_torch import merge_moments
 from rlgraph.agents.networks_torch import ActorCritic, from_arrays, to_arrays
 from rlgraph.agents.ppo import PPOConfig
 from rlgraph.agents.returns_torch import discounted_returns, gae
-from rlgraph.devices import torch_device
+from rlgraph.devices import torch_device, torch_single_thread
 from rlgraph.environment import Environment
 from rlgraph.graph.capture import capture, compiled
 from rlgraph.graph.readback import Readback
@@ -90,21 +90,20 @@ class PPO:
         compile = compiles(self.mode, on_gpu=self.device.type == "cuda")
         self._create("compile" if compile else "eager")
         self._loss = compiled(ppo_loss) if compile else ppo_loss
-        self.graph = None
+        self.graph, self._run = None, self._iteration
         if MODES["torch"][self.mode].graph:
             with torch_matmul_precision(config.precision):
                 self.graph = capture(
                     self._iteration, state=self._state(), generators=[self.generator], device=self.device
                 )
+            self._run = self.graph.replay
 
     # ---- the iteration
 
     def iterate(self) -> Readback:
         """One iteration: T * B steps and num_epochs * num_minibatches updates. Its METRICS are on their way."""
-        if self.graph is not None:
-            return Readback(self.graph.replay())
-        with torch_matmul_precision(self.config.precision):
-            return Readback(self._iteration())
+        with torch_matmul_precision(self.config.precision), torch_single_thread(self.device):
+            return Readback(self._run())
 
     def _iteration(self) -> torch.Tensor:
         """Collect, advantages, update. Nothing here reads a device value on the host. Returns METRICS' vector."""

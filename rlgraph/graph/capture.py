@@ -203,7 +203,7 @@ class Graph:
             for i in range(max(2, warmup)):
                 # The first call may compile, and autotuning synchronises. From the second on, a synchronising call
                 # is an error here, before it can break a capture.
-                with _synchronising_is_an_error() if i else contextlib.nullcontext():
+                with _without_notices(), _synchronising_is_an_error() if i else contextlib.nullcontext():
                     self._fn(*self._inputs)
         except Exception as error:
             self._diagnose()
@@ -286,6 +286,15 @@ def _synchronising_is_an_error():
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
+
+
+@contextlib.contextmanager
+def _without_notices():
+    """Leave out torch's notices about itself that a user can do nothing about; every other warning comes through."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+        warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
+        yield
 
 
 @contextlib.contextmanager
