@@ -6,7 +6,7 @@ Implementation Details of Proximal Policy Optimization" (2022).
 
 from dataclasses import dataclass
 
-from rlgraph.config import TrainConfig
+from rlgraph.config import TrainConfig, check_seed
 from rlgraph.errors import UsageError
 
 # What one iteration reports, in this order, in one vector on the device. Means over the iteration's minibatches,
@@ -70,6 +70,7 @@ class PPOConfig(TrainConfig):
     """Matrix products of float32 on a GPU: tf32 (JAX's own default) or ieee."""
 
     def __post_init__(self):
+        check_seed(self.seed)
         at_least_one = (
             "num_envs",
             "num_steps",

@@ -16,6 +16,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from rlgraph.agents import AGENTS
 from rlgraph.errors import UsageError, unknown
@@ -45,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"rlgraph: cannot write or read {error.filename or 'a file'}: {error.strerror}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("rlgraph: interrupted before there was anything to save", file=sys.stderr)
+        print("rlgraph: interrupted; no policy was saved", file=sys.stderr)
         return INTERRUPTED
 
 
@@ -137,33 +138,52 @@ def _parse(cls: type, argv: list[str], prog: str, default=None):
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise UsageError(_one_line(complaint.getvalue())) from None
+        raise _own_complaint(stop) or UsageError(_first_paragraph(complaint.getvalue())) from None
     if rest:
-        known = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(cls)]
-        name = rest[0].split("=")[0].replace("_", "-")
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"see {prog} --help"
-        raise UsageError(f"unknown option {rest[0]!r}; {hint}")
+        raise _unknown_option(rest[0], cls, prog)
     return parsed
 
 
-def _one_line(box: str) -> str:
-    """The message in tyro's box, without frame and help text."""
-    text = re.split(r"Argument helptext|─{20,}\s*│?\n.*(?:For full helptext)", box.split("\n", 1)[-1])[0]
-    text = re.split(r"For full helptext", text)[0]
-    words = re.sub(r"[│╭╮╰╯─]", " ", text).split()
-    message = " ".join(words)
-    return re.sub(r"^Error parsing [^:]*: (?=\w+ must|num_envs \*|normalize)", "", message)
+def _own_complaint(stop: SystemExit) -> UsageError | None:
+    """What the config class itself raised about its values, if that is why tyro gave up."""
+    error = stop.__context__
+    while error is not None and not isinstance(error, UsageError):
+        error = error.__context__
+    return error
+
+
+def _first_paragraph(box: str) -> str:
+    """The message in tyro's box, as one line: what stands between its title and the first rule or the help text."""
+    message = []
+    for line in box.splitlines()[1:]:
+        text = line.strip("│| ")
+        if message and (not text.strip("─-") or text.startswith(("Argument helptext", "For full helptext"))):
+            break
+        message += text.strip("─-").split()
+    text = " ".join(message).removeprefix("Error parsing ").split(". Got errors:")[0]
+    text = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 is not a whole number", text)
+    return re.sub(r"could not convert string to float: (.*)", r"\1 is not a number", text)
+
+
+def _unknown_option(word: str, cls: type, prog: str) -> UsageError:
+    if not word.startswith("-"):
+        return UsageError(f"unexpected argument {word!r}; see {prog} --help")
+    fields = dataclasses.fields(cls)
+    names = [f.name for f in fields] + [f"no-{f.name}" for f in fields if isinstance(f.default, bool)]
+    known = ["--" + name.replace("_", "-") for name in names]
+    near = difflib.get_close_matches(word.split("=")[0].replace("_", "-"), known, n=1, cutoff=0.5)
+    return UsageError(f"unknown option {word!r}; {f'did you mean {near[0]}?' if near else f'see {prog} --help'}")
 
 
 def _option(argv: list[str], name: str) -> str | None:
-    """The value of one option, read ahead because the others' defaults depend on it."""
+    """The value of one option (the last, if given twice), read ahead because the others' defaults depend on it."""
+    value = None
     for word, following in zip(argv, [*argv[1:], None]):
         if word == name:
-            return following
-        if word.startswith(name + "="):
-            return word.split("=", 1)[1]
-    return None
+            value = following
+        elif word.startswith(name + "="):
+            value = word.split("=", 1)[1]
+    return value
 
 
 def _progress(console: Console) -> Progress:
@@ -174,6 +194,7 @@ def _progress(console: Console) -> Progress:
         TextColumn("steps  {task.fields[note]}"),
         TimeRemainingColumn(),
         console=console,
+        disable=not console.is_terminal,  # a file or pipe gets the summary alone
     )
 
 
@@ -185,7 +206,7 @@ def _note(metrics: dict) -> str:
 
 
 def _print_result(console: Console, result: Result) -> None:
-    table = Table(show_header=False, title=f"{result.agent} on {result.env}")
+    table = Table(show_header=False, title=Text(f"{result.agent} on {result.env}"))
     rows = {
         "backend": f"{result.backend}, mode {result.mode}, {result.device}",
         "execution": result.execution,
@@ -195,11 +216,11 @@ def _print_result(console: Console, result: Result) -> None:
         if math.isnan(result.steps_per_second)
         else f"{result.steps_per_second:,.0f} steps/s",
         "greedy return": _describe_evaluation(result),
-        "saved in": result.run_dir,
     }
     for name, value in rows.items():
-        table.add_row(name, value)
+        table.add_row(name, Text(value))  # Text, so that brackets in a path are not taken for markup
     console.print(table)
+    console.print(Text(f"saved in {result.run_dir}"), soft_wrap=True)  # never folded: it is there to be copied
 
 
 def _describe_evaluation(result: Result) -> str:

@@ -2,6 +2,16 @@
 
 from dataclasses import dataclass
 
+from rlgraph.errors import UsageError
+
+SEEDS = 2**32  # seeds are in [0, SEEDS): what both backends tell apart
+
+
+def check_seed(seed: int) -> None:
+    """Raise a UsageError for a seed that some backend cannot take, or would take for another one."""
+    if not 0 <= seed < SEEDS:
+        raise UsageError(f"seed must be in [0, 2**32), but is {seed}")
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -15,7 +25,7 @@ class TrainConfig:
     """torch: eager, compile, graph-uncompiled, graph; jax: eager, jit, graph. auto: graph on a GPU, else the fastest
     to start."""
     seed: int = 0
-    """Same seed, same run."""
+    """Same seed, same run; in [0, 2**32)."""
     total_steps: int = 500_000
     """Environment steps to train for, over all environments; rounded up to whole iterations."""
     eval_episodes: int = 100

@@ -19,7 +19,7 @@ import numpy as np
 from rlgraph.agents import AGENTS
 from rlgraph.backend import BACKENDS
 from rlgraph.checkpoint import load_policy, save_policy, write_atomically
-from rlgraph.config import TrainConfig
+from rlgraph.config import SEEDS, TrainConfig, check_seed
 from rlgraph.environment import Environment
 from rlgraph.errors import UsageError, unknown
 from rlgraph.metrics import MetricsLog
@@ -91,16 +91,20 @@ def train(agent: str, config: TrainConfig, progress: Callable[[int, int, dict], 
     _write_json(folder / "versions.json", _versions(config.backend, str(trainer.device)))
 
     loop = _Loop(agent, config, folder, started, progress)
-    try:
-        with _deferred_interrupt() as interrupt:
+    with _deferred_interrupt() as interrupt:
+        try:
             loop.run(trainer, interrupt)
-    finally:
-        loop.log.close()
-    save_policy(folder / "policy.safetensors", trainer.arrays())
+        finally:
+            loop.log.close()
+        save_policy(folder / "policy.safetensors", trainer.arrays())
+    loop.interrupted = bool(interrupt)
     returns = np.array([np.nan])
-    if not loop.interrupted:
-        seed = config.seed + EVAL_SEED_OFFSET
-        returns = module.evaluate_policy(trainer.policy, env, config.eval_episodes, seed)
+    try:
+        if not loop.interrupted:
+            seed = (config.seed + EVAL_SEED_OFFSET) % SEEDS
+            returns = module.evaluate_policy(trainer.policy, env, config.eval_episodes, seed)
+    except KeyboardInterrupt:  # the policy is saved already, only its evaluation is lost
+        loop.interrupted = True
     result = loop.result(trainer, env, returns)
     _write_json(folder / "result.json", dataclasses.asdict(result))
     return result
@@ -126,14 +130,24 @@ def evaluate_run(
     folder = Path(run_dir)
     if not (folder / "config.json").is_file():
         raise UsageError(f"{run_dir!r} is not a run folder: it has no config.json")
-    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    agent = settings.pop("agent")
-    settings["hidden"] = tuple(settings["hidden"])
-    config = dataclasses.replace(config_class(agent)(**settings), device=device)
+    check_seed(seed)
+    agent, config = _read_config(folder / "config.json")
+    config = dataclasses.replace(config, device=device)
     env = make(config.env)
     module = _module(agent, backend or config.backend)
     policy = module.load_policy(config, env, load_policy(folder / "policy.safetensors"))
     return module.evaluate_policy(policy, env, episodes, seed)
+
+
+def _read_config(path: Path) -> tuple[str, TrainConfig]:
+    """The agent and config of a run."""
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        agent = settings.pop("agent")
+        settings["hidden"] = tuple(settings["hidden"])
+        return agent, config_class(agent)(**settings)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{str(path)!r} is damaged: {type(error).__name__}: {error}") from error
 
 
 class _Loop:
@@ -148,16 +162,19 @@ class _Loop:
 
     def run(self, trainer, interrupt: list) -> None:
         """Launch iteration i + 1 before reading what iteration i came to, so that the GPU never waits for the host."""
+        # But the first is read at once: where iterations run synchronously, the second would be done before the
+        # clock of `steps_per_second` starts.
+        self._record(trainer.iterate())
         pending = None
-        for _ in range(self.config.num_iterations):
+        for _ in range(self.config.num_iterations - 1):
+            if interrupt:
+                break
             launched = trainer.iterate()
             if pending is not None:
                 self._record(pending)
             pending = launched
-            if interrupt:
-                self.interrupted = True
-                break
-        self._record(pending)
+        if pending is not None:
+            self._record(pending)
 
     def _record(self, pending) -> None:
         raw = dict(zip(self.names, pending.get(), strict=True))

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import gc
 import inspect
+import time
 import traceback
 import types
 import warnings
@@ -104,6 +105,7 @@ class Graph:
     Attributes:
         captured: True if `replay` launches a CUDA graph.
         replays: how often `replay` has run.
+        capture_seconds: time for capturing and instantiating, without the warm-up that may compile.
         outputs: what `fn` returned: static tensors, filled by the first replay.
     """
 
@@ -115,6 +117,7 @@ class Graph:
         self.device = device
         self.captured = device.type == "cuda"
         self.replays = 0
+        self.capture_seconds = 0.0
         self.outputs = None
         if self.captured:
             self._capture(pool, warmup)
@@ -185,6 +188,7 @@ class Graph:
             with torch.cuda.stream(stream), self._leaving_no_trace():
                 self._warm_up(warmup)
             torch.cuda.synchronize()
+            started = time.perf_counter()
             self._graph = torch.cuda.CUDAGraph()
             for generator in self._generators:
                 self._graph.register_generator_state(generator)
@@ -197,6 +201,7 @@ class Graph:
                     self.outputs = self._fn(*self._inputs)
             except Exception as error:
                 raise self._error(error) from error
+            self.capture_seconds = time.perf_counter() - started
 
     def _warm_up(self, warmup):
         try:

@@ -51,8 +51,8 @@ class Readback:
 
     def __init__(self, array: jax.Array):
         array.copy_to_host_async()
-        self._array = array
+        self.array = array
 
     def get(self) -> list:
         """The values as Python numbers, nested as the array's shape; waits for that array alone."""
-        return np.asarray(self._array).tolist()
+        return np.asarray(self.array).tolist()

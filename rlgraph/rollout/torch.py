@@ -56,9 +56,10 @@ class Collector:
         self.rollout = self._buffers()
         mode = resolve("torch", mode, on_gpu := self.device.type == "cuda")
         self._step = compiled(self._record_step) if compiles(mode, on_gpu) else self._record_step
-        self._run = self._take_steps
+        self.graph, self._run = None, self._take_steps
         if MODES["torch"][mode].graph:
-            self._run = capture(self._take_steps, state=self.state(), generators=[generator]).replay
+            self.graph = capture(self._take_steps, state=self.state(), generators=[generator])
+            self._run = self.graph.replay
 
     def state(self) -> tuple:
         """The tensors that one `collect` leaves to the next."""

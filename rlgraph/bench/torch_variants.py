@@ -1,0 +1,101 @@
+"""torch: one variant for every mode of the library."""
+
+import time
+
+import gymnasium
+import torch
+
+from rlgraph.agents.ppo_torch import PPO, build_policy
+from rlgraph.bench.variants import COMPARED_STEPS, Prepared, Workload, means, training_outcome, variant
+from rlgraph.environment import Environment
+from rlgraph.modes import MODES, Mode
+from rlgraph.precision import torch_matmul_precision
+from rlgraph.rollout.torch import Collector
+
+REFERENCE = "torch-eager"
+
+
+def _register(mode_name: str, mode: Mode) -> None:
+    name = "+".join(part for part, on in (("compile", mode.compile), ("graph", mode.graph)) if on) or "eager"
+    name = f"torch-{name}"
+
+    @variant(name, "torch", reference=None if name == REFERENCE else REFERENCE, gpu_only=mode.graph)
+    def prepare(work: Workload) -> Prepared:
+        return _training(work, mode_name) if work.column == "train" else _rollout(work, mode_name)
+
+
+for _name, _mode in MODES["torch"].items():
+    _register(_name, _mode)
+
+
+def _rollout(work: Workload, mode: str) -> Prepared:
+    env, config = work.environment(), work.config("torch", mode)
+    policy = build_policy(config, env)
+    generator = torch.Generator(policy.obs_mean.device).manual_seed(work.seed)
+    act, value = (policy.act, policy.value) if work.column == "policy" else random_policy(env)
+    with torch_matmul_precision(work.precision):
+        collector = Collector(env, act, value, work.num_envs, work.num_steps, generator, mode)
+
+    def run():
+        with torch_matmul_precision(work.precision):
+            collector.collect()
+
+    def outcome() -> dict:
+        r = collector.rollout
+        obs, reward, done = (x.numpy(force=True) for x in (r.obs, r.reward_TB, r.terminated_TB | r.truncated_TB))
+        return {"obs": obs[:COMPARED_STEPS].copy(), "means": means(obs, reward, done)}
+
+    graph = collector.graph
+    return Prepared(
+        timer(run, collector.device),
+        outcome,
+        replays=lambda: graph.replays if graph is not None and graph.captured else 0,
+        capture_seconds=graph.capture_seconds if graph is not None else 0.0,
+    )
+
+
+def random_policy(env: Environment):
+    """(act, value): uniform actions from the noise that the collector draws, and a critic that costs nothing."""
+    space = env.action_space
+    if isinstance(space, gymnasium.spaces.Discrete):
+        n = int(space.n)
+        return lambda obs, u: ((u * n).long(), torch.zeros_like(u)), lambda obs: obs.new_zeros(())
+    half = float((space.high - space.low).max()) / 2
+    return lambda obs, noise: (noise * half, noise.flatten(1).sum(1) * 0), lambda obs: obs.new_zeros(())
+
+
+def _training(work: Workload, mode: str) -> Prepared:
+    agent = PPO(work.config("torch", mode), work.environment())
+    last = []
+
+    def run():
+        last[:] = [agent.iterate()]
+
+    graph = agent.graph
+    return Prepared(
+        timer(run, agent.device),
+        lambda: training_outcome(last[0].get(), agent.config.batch_size),
+        replays=lambda: graph.replays if graph is not None and graph.captured else 0,
+        capture_seconds=graph.capture_seconds if graph is not None else 0.0,
+    )
+
+
+def timer(run, device: torch.device):
+    """n repeats between two events on the device; by the clock on a CPU."""
+
+    def seconds(n: int = 1) -> float:
+        if device.type != "cuda":
+            started = time.perf_counter()
+            for _ in range(n):
+                run()
+            return time.perf_counter() - started
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize(device)
+        before.record()
+        for _ in range(n):
+            run()
+        after.record()
+        after.synchronize()
+        return before.elapsed_time(after) / 1e3
+
+    return seconds

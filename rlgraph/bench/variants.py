@@ -1,0 +1,153 @@
+"""What is compared: a table of variants, each registered by one function that prepares a piece of work."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+import rlgraph
+from rlgraph.agents.ppo import METRICS, PPOConfig
+from rlgraph.environment import Environment
+
+# The columns, after Isaac Lab. A step is one advance of all B environments; a repeat is T of them.
+COLUMNS = {
+    "env": "environment only: actions drawn at random on the device",
+    "policy": "environment and policy: rollouts with actor and critic, recorded",
+    "train": "training: whole PPO iterations, rollout and update",
+}
+COMPARED_STEPS = 8  # rounding differs between kernels and grows along a trajectory, so few steps are compared
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What every variant is given to do."""
+
+    column: str
+    env: str = "CartPole-v1"
+    num_envs: int = 4096
+    num_steps: int = 128
+    hidden: tuple[int, ...] = (64, 64)
+    precision: str = "tf32"
+    num_epochs: int = 4
+    num_minibatches: int = 4
+    device: str = "auto"
+    seed: int = 0
+
+    def environment(self) -> Environment:
+        return rlgraph.make(self.env)
+
+    def config(self, backend: str, mode: str) -> PPOConfig:
+        """The same network, T, B, epochs and minibatches for whoever trains."""
+        shared = (
+            "env",
+            "num_envs",
+            "num_steps",
+            "hidden",
+            "precision",
+            "num_epochs",
+            "num_minibatches",
+            "device",
+            "seed",
+        )
+        config = PPOConfig(
+            backend=backend, mode=mode, learning_rate=2.5e-4, **{name: getattr(self, name) for name in shared}
+        )
+        return replace(config, total_steps=10**6 * config.batch_size)  # so long that the learning rate stays put
+
+
+@dataclass
+class Prepared:
+    """A variant, ready to run a workload over and over.
+
+    Attributes:
+        seconds: run one repeat (T steps, or one training iteration), wait for it, and return how long it took. With an
+            argument n, n repeats back to back, and the seconds of all.
+        outcome: what the last repeat computed, for the check. "obs" [steps, B, ...] or "metrics" [n] are compared
+            entry by entry where draws are the same; "means" {name: (mean, standard error)} in distribution.
+        replays: how many graph launches there were so far, counted; None where the backend cannot count them.
+        capture_seconds: the part of preparing that was capture and instantiation.
+    """
+
+    seconds: Callable[..., float]
+    outcome: Callable[[], dict]
+    replays: Callable[[], int | None] = lambda: None
+    capture_seconds: float = 0.0
+
+
+class Skipped(Exception):  # noqa: N818 - not an error
+    """Why a variant does not run this workload; listed in the results."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    name: str
+    backend: str  # torch, jax, or the peer's own name
+    prepare: Callable[[Workload], Prepared]
+    reference: str | None  # the variant it must agree with; None for the references themselves
+    same_draws: bool  # compare entry by entry; otherwise in distribution
+    gpu_only: bool
+    columns: tuple[str, ...]
+    requires: tuple[str, ...]  # packages beyond rlgraph's own
+
+
+VARIANTS: dict[str, Variant] = {}
+
+
+def variant(
+    name: str,
+    backend: str,
+    reference: str | None = None,
+    same_draws: bool = True,
+    gpu_only: bool = False,
+    columns: tuple[str, ...] = tuple(COLUMNS),
+    requires: tuple[str, ...] = (),
+):
+    """Register the decorated function, Workload -> Prepared, as a variant. It runs in a process of its own."""
+
+    def register(prepare: Callable[[Workload], Prepared]) -> Callable[[Workload], Prepared]:
+        VARIANTS[name] = Variant(name, backend, prepare, reference, same_draws, gpu_only, columns, requires)
+        return prepare
+
+    return register
+
+
+def disagreement(variant: Variant, got: dict, expected: dict) -> str | None:
+    """Why an outcome is wrong, or None.
+
+    Same draws: the largest difference, over the largest entry, must stay under 2 % for observations of the first
+    steps (TF32 products and fused kernels round differently), and 5 % for the metrics of a first training iteration.
+    In distribution: means must lie within six standard errors.
+    """
+    if variant.same_draws:
+        for name, limit in (("obs", 0.02), ("metrics", 0.05)):
+            if name in expected:
+                a, b = np.asarray(got[name], float), np.asarray(expected[name], float)
+                if a.shape != b.shape:
+                    return f"{name} has shape {list(a.shape)}, {variant.reference} has {list(b.shape)}"
+                error = np.abs(a - b).max() / max(np.abs(b).max(), 1e-12)
+                if not error < limit:  # NaN fails
+                    return f"{name} differs from {variant.reference} by {error:.1e} of its largest entry"
+        return None
+    for name in got["means"].keys() & expected["means"].keys():
+        (a, error_a), (b, error_b) = got["means"][name], expected["means"][name]
+        spread = max((error_a**2 + error_b**2) ** 0.5, 1e-6)
+        if not abs(a - b) < 6 * spread:
+            return f"mean {name} is {a:.4g}, {variant.reference} has {b:.4g} (standard error {spread:.1g})"
+    return None
+
+
+def means(obs: np.ndarray, reward: np.ndarray, done: np.ndarray) -> dict[str, tuple[float, float]]:
+    """Mean and standard error of what a rollout saw, over its B environments.
+
+    Args:
+        obs: [T, B, ...]; reward, done: [T, B]. Steps of one environment depend on each other, environments do not.
+    """
+    series = {"reward": reward, "episode ends": done, "|obs|": np.abs(obs.reshape(*reward.shape, -1)).mean(-1)}
+    per_env = {name: np.asarray(x, float).mean(axis=0) for name, x in series.items()}
+    return {name: (float(x.mean()), float(x.std() / max(len(x), 1) ** 0.5)) for name, x in per_env.items()}
+
+
+def training_outcome(metrics: list[float], batch_size: int) -> dict:
+    """The outcome of a training iteration, from METRICS' vector: all of it, and how often episodes ended."""
+    ends = dict(zip(METRICS, metrics, strict=True))["episodes"]
+    return {"metrics": metrics, "means": {"episode ends": (ends / batch_size, max(ends, 1.0) ** 0.5 / batch_size)}}

@@ -1,0 +1,150 @@
+"""One variant in a process of its own: its import, compilation, memory and crashes are its own too."""
+
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+
+import numpy as np
+
+from rlgraph.bench.variants import VARIANTS, Prepared, Skipped, Workload
+
+LEAST_SECONDS = 0.05  # a repeat that takes less is run several times back to back, and divided
+MOST_CALLS = 1000
+
+
+class Worker:
+    """The near end: starts the process, sends one command at a time, and waits for its answer.
+
+    Args:
+        module: whose import registers the variant.
+        name: of the variant.
+    """
+
+    def __init__(self, module: str, name: str):
+        context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
+        self._pipe, far = context.Pipe()
+        self._process = context.Process(target=_serve, args=(far, module, name), daemon=True)
+        self._process.start()
+        far.close()
+
+    def send(self, command: str, *args) -> None:
+        self._pipe.send((command, args))
+
+    def receive(self) -> dict:
+        """The answer: {"ok": ...}, {"skipped": reason} or {"failed": reason}."""
+        try:
+            return self._pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self._process.join()
+            return {"failed": f"its process died with exit code {self._process.exitcode}"}
+
+    def ask(self, command: str, *args) -> dict:
+        if not self._process.is_alive():
+            return {"failed": f"its process died with exit code {self._process.exitcode}"}
+        self.send(command, *args)
+        return self.receive()
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.join()
+        self._pipe.close()
+
+
+def _serve(pipe, module: str, name: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    # Variants share the card: none may take all of it. The profiler counts launches only where they are left on.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    os.environ["XLA_FLAGS"] = (
+        os.environ.get("XLA_FLAGS", "") + " --xla_enable_command_buffers_during_profiling=true"
+    ).strip()
+    holder = _Holder(name)
+    try:
+        started = time.perf_counter()
+        importlib.import_module(module)
+        holder.import_seconds = time.perf_counter() - started
+    except Exception as error:
+        holder.import_error = _in_a_line(error)
+    while True:
+        try:
+            command, args = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer = {"ok": getattr(holder, command)(*args)}
+        except Skipped as reason:
+            answer = {"skipped": str(reason)}
+        except Exception as error:
+            traceback.print_exc(file=sys.stderr)
+            answer = {"failed": _in_a_line(error)}
+        pipe.send(answer)
+
+
+class _Holder:
+    """The far end: what each command does."""
+
+    def __init__(self, name: str):
+        self.name, self.import_seconds, self.import_error = name, 0.0, None
+        self.prepared: Prepared | None = None
+        self.calls = 1
+
+    def prepare(self, work: Workload) -> dict:
+        """Build, compile, capture, and run twice. Returns one-off costs and what the first run computed."""
+        if self.import_error:
+            raise RuntimeError(self.import_error)
+        started = time.perf_counter()
+        self.prepared = VARIANTS[self.name].prepare(work)
+        built = time.perf_counter()
+        self.prepared.seconds()
+        first_call = time.perf_counter() - built
+        outcome = self.prepared.outcome()
+        self.prepared.seconds()
+        again = self.prepared.outcome()
+        once = self.prepared.seconds()
+        self.calls = max(1, min(MOST_CALLS, round(LEAST_SECONDS / max(once, 1e-9))))
+        return {
+            "import_s": self.import_seconds,
+            "build_s": built - started - self.prepared.capture_seconds,
+            "capture_s": self.prepared.capture_seconds,
+            "first_call_s": first_call,
+            "outcome": outcome,
+            "fresh": _differ(outcome, again),
+        }
+
+    def repeat(self) -> float:
+        """Seconds of one repeat."""
+        return self.prepared.seconds(self.calls) / self.calls
+
+    def finish(self) -> dict:
+        """Count the graph launches of one more repeat, and read the memory's high mark."""
+        counted = self.prepared.replays()
+        self.prepared.seconds()
+        if VARIANTS[self.name].backend == "torch" and counted is not None:
+            counted = self.prepared.replays() - counted  # a running count; JAX's is of one call already
+        return {"graph_launches": counted, "peak_memory_bytes": _peak_memory(), "calls": self.calls}
+
+
+def _differ(first: dict, second: dict) -> bool:
+    """Whether two runs drew different numbers: a frozen generator repeats itself."""
+    compared = [name for name in ("obs", "metrics") if name in first]
+    return not compared or any(not np.array_equal(first[name], second[name]) for name in compared)
+
+
+def _peak_memory() -> int | None:
+    """Bytes of device memory that this process has held at most, by torch's and by JAX's own count."""
+    peaks = []
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    if torch is not None and torch.cuda.is_initialized():
+        peaks.append(torch.cuda.max_memory_allocated())
+    if jax is not None:
+        peaks += [s["peak_bytes_in_use"] for d in jax.local_devices() if (s := d.memory_stats())]
+    return max(peaks) if peaks else None
+
+
+def _in_a_line(error: BaseException) -> str:
+    if "out of memory" in str(error).lower() or "RESOURCE_EXHAUSTED" in str(error):
+        return "out of device memory"
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"
