@@ -1,4 +1,4 @@
-"""The `rlgraph` command: train, eval, envs."""
+"""The `rlgraph` command: train, eval, envs, bench."""
 
 import contextlib
 import dataclasses
@@ -28,6 +28,8 @@ USAGE = """usage: rlgraph COMMAND ...
   rlgraph train AGENT [--env ID] [options]   train an agent ({agents}) and save the run
   rlgraph eval RUN [options]                 play a saved run's policy greedily
   rlgraph envs                               list the environments
+  rlgraph bench [options]                    time every way of stepping on this machine
+  rlgraph bench report FILE... [options]     tables, plots and comparisons of such timings
 
 Each command explains its options with --help."""
 
@@ -125,7 +127,13 @@ def _envs(argv: list[str]) -> int:
     return 0
 
 
-COMMANDS = {"train": _train, "eval": _eval, "envs": _envs}
+def _bench(argv: list[str]) -> int:
+    from rlgraph.bench import cli  # loads torch, jax and the plots' table: only when asked for
+
+    return cli.main(argv, _parse)
+
+
+COMMANDS = {"train": _train, "eval": _eval, "envs": _envs, "bench": _bench}
 
 
 def _parse(cls: type, argv: list[str], prog: str, default=None):

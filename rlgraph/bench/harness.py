@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rlgraph.bench.variants import COLUMNS, VARIANTS, Variant, Workload, disagreement
+from rlgraph.bench.variants import VARIANTS, Variant, Workload, disagreement
 from rlgraph.bench.worker import Worker
 from rlgraph.errors import UsageError, unknown
 
@@ -34,21 +34,29 @@ class Plan:
         ]
 
 
-def table(modules: tuple[str, ...] = MODULES) -> dict[str, Variant]:
-    """All registered variants, by name."""
-    for module in modules:
+def table(further_modules: tuple[str, ...] = ()) -> dict[str, Variant]:
+    """All registered variants, by name.
+
+    Raises:
+        UsageError: a further module cannot be imported.
+    """
+    for module in MODULES:
         importlib.import_module(module)
+    for module in further_modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise UsageError(f"cannot import variants from {module!r}: {error}") from error
     return VARIANTS
 
 
-def check_names(columns: tuple[str, ...], variants: tuple[str, ...]) -> None:
-    """Raise a UsageError for a column or variant that does not exist."""
-    for kind, names, known in (("column", columns, COLUMNS), ("variant", variants, table())):
-        if not names:
-            raise UsageError(f"name at least one {kind}: {', '.join(known)}")
-        for name in names:
-            if name not in known:
-                raise unknown(kind, name, known)
+def check_names(kind: str, names: tuple[str, ...], known: dict) -> None:
+    """Raise a UsageError for a name that does not exist."""
+    if not names:
+        raise UsageError(f"name at least one {kind}: {', '.join(known)}")
+    for name in names:
+        if name not in known:
+            raise unknown(kind, name, known)
 
 
 def run(plan: Plan, on_gpu: bool, show: Callable[[str, int], None], keep: Callable[[dict], None]) -> None:

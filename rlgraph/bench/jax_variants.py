@@ -108,7 +108,7 @@ def repeated(work: Workload, run, read, held=None) -> Prepared:
         return time.perf_counter() - started
 
     on_gpu = jax_device(work.device).platform == "gpu"
-    return Prepared(seconds, lambda: read(last[0]), replays=lambda: count_graph_launches(seconds) if on_gpu else 0)
+    return Prepared(seconds, lambda: read(last[0]), launches=lambda: count_graph_launches(seconds) if on_gpu else 0)
 
 
 def count_graph_launches(run) -> int:

@@ -60,7 +60,7 @@ def _gymnasium(work: Workload) -> Prepared:
         return {"obs": obs[:COMPARED_STEPS], "means": counted}
 
     # The host takes part in every step, so the clock is the measure, also on a GPU.
-    return Prepared(timer(run, torch.device("cpu")), outcome, replays=lambda: 0)
+    return Prepared(timer(run, torch.device("cpu")), outcome, launches=lambda: 0)
 
 
 @variant(

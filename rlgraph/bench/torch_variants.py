@@ -8,6 +8,7 @@ import torch
 from rlgraph.agents.ppo_torch import PPO, build_policy
 from rlgraph.bench.variants import COMPARED_STEPS, Prepared, Workload, means, training_outcome, variant
 from rlgraph.environment import Environment
+from rlgraph.graph.capture import Graph
 from rlgraph.modes import MODES, Mode
 from rlgraph.precision import torch_matmul_precision
 from rlgraph.rollout.torch import Collector
@@ -49,7 +50,7 @@ def _rollout(work: Workload, mode: str) -> Prepared:
     return Prepared(
         timer(run, collector.device),
         outcome,
-        replays=lambda: graph.replays if graph is not None and graph.captured else 0,
+        launches=lambda: count_replays(run, graph),
         capture_seconds=graph.capture_seconds if graph is not None else 0.0,
     )
 
@@ -75,9 +76,18 @@ def _training(work: Workload, mode: str) -> Prepared:
     return Prepared(
         timer(run, agent.device),
         lambda: training_outcome(last[0].get(), agent.config.batch_size),
-        replays=lambda: graph.replays if graph is not None and graph.captured else 0,
+        launches=lambda: count_replays(run, graph),
         capture_seconds=graph.capture_seconds if graph is not None else 0.0,
     )
+
+
+def count_replays(run, graph: Graph | None) -> int:
+    """Graph launches in one call of `run`."""
+    if graph is None or not graph.captured:
+        return 0
+    before = graph.replays
+    run()
+    return graph.replays - before
 
 
 def timer(run, device: torch.device):

@@ -64,13 +64,13 @@ class Prepared:
             argument n, n repeats back to back, and the seconds of all.
         outcome: what the last repeat computed, for the check. "obs" [steps, B, ...] or "metrics" [n] are compared
             entry by entry where draws are the same; "means" {name: (mean, standard error)} in distribution.
-        replays: how many graph launches there were so far, counted; None where the backend cannot count them.
+        launches: run one repeat and count its graph launches; None where nothing can count them.
         capture_seconds: the part of preparing that was capture and instantiation.
     """
 
     seconds: Callable[..., float]
     outcome: Callable[[], dict]
-    replays: Callable[[], int | None] = lambda: None
+    launches: Callable[[], int | None] = lambda: None
     capture_seconds: float = 0.0
 
 

@@ -78,7 +78,6 @@ def _serve(pipe, module: str, name: str) -> None:
         except Skipped as reason:
             answer = {"skipped": str(reason)}
         except Exception as error:
-            traceback.print_exc(file=sys.stderr)
             answer = {"failed": _in_a_line(error)}
         pipe.send(answer)
 
@@ -120,11 +119,7 @@ class _Holder:
 
     def finish(self) -> dict:
         """Count the graph launches of one more repeat, and read the memory's high mark."""
-        counted = self.prepared.replays()
-        self.prepared.seconds()
-        if VARIANTS[self.name].backend == "torch" and counted is not None:
-            counted = self.prepared.replays() - counted  # a running count; JAX's is of one call already
-        return {"graph_launches": counted, "peak_memory_bytes": _peak_memory(), "calls": self.calls}
+        return {"graph_launches": self.prepared.launches(), "peak_memory_bytes": _peak_memory(), "calls": self.calls}
 
 
 def _differ(first: dict, second: dict) -> bool:
@@ -145,6 +140,9 @@ def _peak_memory() -> int | None:
 
 
 def _in_a_line(error: BaseException) -> str:
+    """Kind, first line and place of an error."""
     if "out of memory" in str(error).lower() or "RESOURCE_EXHAUSTED" in str(error):
         return "out of device memory"
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"
+    message = (str(error).strip().splitlines() or [""])[0][:300]
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {message} ({frame.filename}:{frame.lineno})"

@@ -1,0 +1,73 @@
+"""What a launch costs on this card: chains of N tiny kernels, launched one by one and replayed as a graph."""
+
+import statistics
+import time
+
+import numpy as np
+import torch
+
+from rlgraph.graph.capture import capture
+
+CHAIN_LENGTHS = (1, 10, 100, 300, 1000)
+REPEATS = 30
+
+# The rule of thumb that is passed around, each part with the figures here that it is about.
+RULES = (
+    ("a kernel launched eagerly costs 5 to 10 µs", lambda f: 5 <= f["eager_us_per_kernel"] <= 10),
+    ("a replayed kernel costs under 1 µs of the host's time", lambda f: f["replay_cpu_us_per_kernel"] < 1),
+    ("replaying cuts launch overhead 5 to 10 times", lambda f: 5 <= f["overhead_ratio"] <= 10),
+    ("small-kernel work gains 20 to 40 % throughput", lambda f: 0.2 <= f["throughput_gain"] <= 0.4),
+)
+
+
+def measure_launch_overhead(device: torch.device) -> dict:
+    """Time chains of N one-element additions, torch's smallest kernel, on a CUDA device.
+
+    Returns:
+        "chains": microseconds of host and device time for each N, eager and replayed, medians;
+        fitted over N, slope (per kernel) and intercept (per launch of a chain), in µs; and "rules": what the rule of
+        thumb says, and "holds" or "does not hold here".
+    """
+    x = torch.zeros(1, device=device)
+    rows = []
+    for n in CHAIN_LENGTHS:
+
+        def chain(n=n):
+            for _ in range(n):
+                x.add_(1)
+
+        graph = capture(chain, state=[x], device=device)
+        for kind, run in (("eager", chain), ("replay", graph.replay)):
+            rows.append({"kernels": n, "kind": kind, **_times(run, device)})
+        graph.reset()
+    figures = {}
+    for kind in ("eager", "replay"):
+        mine = [row for row in rows if row["kind"] == kind]
+        for what in ("cpu", "gpu"):
+            slope, intercept = np.polyfit([r["kernels"] for r in mine], [r[f"{what}_us"] for r in mine], 1)
+            figures[f"{kind}_{what}_us_per_kernel"] = float(slope)
+            figures[f"{kind}_{what}_us_per_launch"] = float(intercept)
+    figures["eager_us_per_kernel"] = max(figures["eager_cpu_us_per_kernel"], figures["eager_gpu_us_per_kernel"])
+    replay = max(figures["replay_cpu_us_per_kernel"], figures["replay_gpu_us_per_kernel"])
+    figures["overhead_ratio"] = figures["eager_us_per_kernel"] / replay
+    figures["throughput_gain"] = figures["overhead_ratio"] - 1
+    rules = [{"rule": text, "verdict": "holds" if test(figures) else "does not hold here"} for text, test in RULES]
+    return {"chains": rows, **figures, "rules": rules}
+
+
+def _times(run, device: torch.device) -> dict[str, float]:
+    """Median host time until everything is enqueued, and device time from first to last kernel, in µs."""
+    cpu, gpu = [], []
+    for repeat in range(REPEATS + 3):  # the first three warm up
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize(device)
+        before.record()
+        started = time.perf_counter()
+        run()
+        enqueued = time.perf_counter() - started
+        after.record()
+        after.synchronize()
+        if repeat >= 3:
+            cpu.append(enqueued * 1e6)
+            gpu.append(before.elapsed_time(after) * 1e3)
+    return {"cpu_us": statistics.median(cpu), "gpu_us": statistics.median(gpu)}

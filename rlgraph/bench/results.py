@@ -1,0 +1,102 @@
+"""The JSON file of a benchmark run: its layout, written in one place and checked when it is read.
+
+docs/benchmarks.md explains every field.
+"""
+
+import json
+from pathlib import Path
+
+from rlgraph.checkpoint import write_atomically
+from rlgraph.errors import UsageError
+
+VERSION = 1
+OPTIONAL = type(None)
+
+# Field -> allowed types, of the file and of each row. Rows that were not timed end with "seconds": [].
+FILE = {
+    "version": int,
+    "command": str,
+    "interrupted": bool,
+    "columns": dict,
+    "settings": dict,
+    "provenance": dict,
+    "clocks": dict,
+    "launch_overhead": (dict, OPTIONAL),
+    "rows": list,
+}
+ROW = {
+    "variant": str,
+    "backend": str,
+    "column": str,
+    "env": str,
+    "num_envs": int,
+    "num_steps": int,
+    "status": str,
+    "reason": (str, OPTIONAL),
+    "seconds": list,
+}
+TIMED = {
+    "median_s": float,
+    "min_s": float,
+    "max_s": float,
+    "us_per_step": float,
+    "steps_per_second": float,
+    "wide_spread": bool,
+    "import_s": float,
+    "build_s": float,
+    "capture_s": float,
+    "first_call_s": float,
+}
+COUNTED = {"graph_launches": (int, OPTIONAL), "peak_memory_bytes": (int, OPTIONAL), "calls": int}
+STATUS = ("ok", "skipped", "wrong", "failed", "interrupted")
+
+
+def write(path: Path, content: dict) -> None:
+    """Check and write a result file, whole or not at all."""
+    check(content, str(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def read(path: Path) -> dict:
+    """Read and check a result file.
+
+    Raises:
+        UsageError: no such file, or not one of ours; names the first field that is wrong.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"no result file {str(path)!r}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
+        raise UsageError(f"{str(path)!r} is not a result file: {error}") from error
+    check(content, str(path))
+    return content
+
+
+def check(content: dict, name: str) -> None:
+    """Raise a UsageError for the first field that is missing or of another type."""
+    _check_fields(content, FILE, name)
+    if content["version"] != VERSION:
+        raise UsageError(f"{name!r} has layout {content['version']}; this rlgraph reads layout {VERSION}")
+    for i, row in enumerate(content["rows"]):
+        where = f"{name}, row {i}"
+        _check_fields(row, ROW, where)
+        if row["status"] not in STATUS:
+            raise UsageError(f"{where}: status {row['status']!r} is none of {', '.join(STATUS)}")
+        if row["seconds"]:
+            _check_fields(row, TIMED, where)
+        if row["status"] == "ok":
+            _check_fields(row, {**TIMED, **COUNTED}, where)
+
+
+def _check_fields(content, fields: dict, where: str) -> None:
+    if not isinstance(content, dict):
+        raise UsageError(f"{where!r} is not a result file of `rlgraph bench`")
+    for field, types in fields.items():
+        if field not in content:
+            raise UsageError(f"{where!r} lacks {field!r}: not a result file of `rlgraph bench`")
+        allowed = types if isinstance(types, tuple) else (types,)
+        allowed += (int,) if float in allowed else ()
+        if not isinstance(content[field], allowed):
+            raise UsageError(f"{where!r}: {field!r} is {type(content[field]).__name__}, not {allowed[0].__name__}")
