@@ -13,11 +13,15 @@ from rlgraph.errors import UsageError
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that a reader, or a crash, finds the old content or the new one, never a part."""
     part = path.with_name(path.name + ".part")
-    with open(part, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
+    try:
+        with open(part, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def save_policy(path: Path, arrays: dict[str, np.ndarray]) -> None:

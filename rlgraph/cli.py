@@ -5,14 +5,19 @@ import dataclasses
 import difflib
 import io
 import math
+import os
 import re
+import signal
 import sys
+import types
+import typing
 from dataclasses import dataclass
 from typing import Annotated
 
 import gymnasium
 import numpy as np
 import tyro
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -38,18 +43,29 @@ INTERRUPTED = 130  # the shell's code for a program ended by Ctrl-C
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 0, 2 for wrong usage, 1 for a failed run, 130 after Ctrl-C."""
-    argv = sys.argv[1:] if argv is None else argv
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # not every terminal can show a frame or ±
     try:
-        return _dispatch(argv)
+        code = _dispatch(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()  # here, where a failure to write is still caught
     except UsageError as error:
-        print(f"rlgraph: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"rlgraph: cannot write or read {error.filename or 'a file'}: {error.strerror}", file=sys.stderr)
+        return _complain(str(error), 2)
+    except BrokenPipeError:  # the reader, such as `| head`, has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain at exit
         return 1
-    except KeyboardInterrupt:
-        print("rlgraph: interrupted; no policy was saved", file=sys.stderr)
-        return INTERRUPTED
+    except OSError as error:
+        return _complain(f"cannot write or read {error.filename or 'a file'}: {error.strerror or error}", 1)
+    except KeyboardInterrupt as interrupt:
+        if argv is None:  # the program ends here: another Ctrl-C would only interrupt Python's own clearing up
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return _complain(str(interrupt) or "interrupted", INTERRUPTED)
+    return code
+
+
+def _complain(message: str, code: int) -> int:
+    print("rlgraph:", " ".join(message.splitlines()), file=sys.stderr)
+    return code
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -58,7 +74,10 @@ def _dispatch(argv: list[str]) -> int:
         return 0
     if argv[0] not in COMMANDS:
         raise unknown("command", argv[0], COMMANDS)
-    return COMMANDS[argv[0]](argv[1:])
+    try:
+        return COMMANDS[argv[0]](argv[1:])
+    except SystemExit as stop:  # how tyro ends after it has printed help
+        return stop.code or 0
 
 
 def _train(argv: list[str]) -> int:
@@ -68,9 +87,10 @@ def _train(argv: list[str]) -> int:
     if not argv or argv[0].startswith("-"):
         raise UsageError(f"name an agent after `rlgraph train`: {', '.join(AGENTS)}")
     agent, options = argv[0], argv[1:]
-    default = default_config(agent, _option(options, "--env") or "CartPole-v1")
+    env = _values(options, "--env")  # read ahead, because the other options' defaults depend on it
+    default = default_config(agent, env[0] if env else "CartPole-v1")
     config = _parse(config_class(agent), options, f"rlgraph train {agent}", default)
-    console = Console()
+    console = _console()
     with _progress(console) as progress:
         task = progress.add_task("setting up", total=config.num_iterations * config.batch_size, note="")
 
@@ -109,22 +129,38 @@ def _eval(argv: list[str]) -> int:
 
 
 def _envs(argv: list[str]) -> int:
+    if argv and argv[0] in ("-h", "--help"):
+        print("usage: rlgraph envs\n\nList the environments. It has no options.")
+        return 0
     if argv:
         raise UsageError(f"`rlgraph envs` takes no arguments, got {argv[0]!r}")
-    table = Table("environment", "observation", "action", "time limit", "solved at")
-    for id in ENVIRONMENTS:
-        env = make(id)
-        action, threshold = env.action_space, env.definition.REWARD_THRESHOLD
-        discrete = isinstance(action, gymnasium.spaces.Discrete)
-        table.add_row(
-            id,
-            f"{list(env.observation_space.shape)} float32",
-            f"one of {action.n}" if discrete else f"{list(action.shape)} in [{action.low.min()}, {action.high.max()}]",
-            "none" if env.max_episode_steps is None else f"{env.max_episode_steps} steps",
-            "not defined" if threshold is None else f"{threshold:g}",
-        )
-    Console().print(table)
+    rows = [_describe_env(id) for id in ENVIRONMENTS]
+    table = Table(*rows[0], box=SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*map(Text, row.values()))
+    console = _console()
+    if console.measure(table).maximum <= console.width:
+        console.print(table)
+        return 0
+    for row in rows:  # too narrow for columns
+        name, *facts = row.items()
+        console.print(Text("\n".join([name[1], *(f"  {title}: {fact}" for title, fact in facts)])))
     return 0
+
+
+def _describe_env(id: str) -> dict[str, str]:
+    env = make(id)
+    action, threshold = env.action_space, env.definition.REWARD_THRESHOLD
+    discrete = isinstance(action, gymnasium.spaces.Discrete)
+    return {
+        "environment": id,
+        "observation": f"{list(env.observation_space.shape)}",
+        "action": f"one of {action.n}"
+        if discrete
+        else f"{list(action.shape)} in [{action.low.min():g}, {action.high.max():g}]",
+        "time limit": "none" if env.max_episode_steps is None else f"{env.max_episode_steps} steps",
+        "solved at": "not defined" if threshold is None else f"{threshold:g}",
+    }
 
 
 def _bench(argv: list[str]) -> int:
@@ -146,9 +182,9 @@ def _parse(cls: type, argv: list[str], prog: str, default=None):
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise _own_complaint(stop) or UsageError(_first_paragraph(complaint.getvalue())) from None
+        raise _own_complaint(stop) or _wrong_value(complaint.getvalue(), argv, cls, prog) from None
     if rest:
-        raise _unknown_option(rest[0], cls, prog)
+        raise _unknown_option(rest[0], argv, cls, prog)
     return parsed
 
 
@@ -160,50 +196,71 @@ def _own_complaint(stop: SystemExit) -> UsageError | None:
     return error
 
 
-def _first_paragraph(box: str) -> str:
-    """The message in tyro's box, as one line: what stands between its title and the first rule or the help text."""
-    message = []
-    for line in box.splitlines()[1:]:
-        text = line.strip("│| ")
-        if message and (not text.strip("─-") or text.startswith(("Argument helptext", "For full helptext"))):
-            break
-        message += text.strip("─-").split()
-    text = " ".join(message).removeprefix("Error parsing ").split(". Got errors:")[0]
-    text = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 is not a whole number", text)
-    return re.sub(r"could not convert string to float: (.*)", r"\1 is not a number", text)
+def _wrong_value(box: str, argv: list[str], cls: type, prog: str) -> UsageError:
+    """In place of tyro's complaint, a box of several lines. It says which option is wrong; what is wrong is seen here."""
+    kinds = typing.get_type_hints(cls)
+    found = re.search(r"--[a-z][a-z0-9-]*", box)
+    name = found[0] if found else ""
+    kind = kinds.get(name.removeprefix("--").replace("-", "_"))
+    if kind is None:  # the box names no option: an argument is missing
+        required = [f.name.upper() for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
+        return UsageError(f"{prog} needs {' '.join(required)}; see {prog} --help")
+    values = _values(argv, name)
+    if not values:
+        return UsageError(f"option {name} needs a value: {_describe_type(kind)}")
+    if typing.get_origin(kind) is typing.Literal:
+        return unknown(f"value of {name}", values[0], map(str, typing.get_args(kind)))
+    given = values if typing.get_origin(kind) is tuple else values[:1]
+    return UsageError(f"option {name} takes {_describe_type(kind)}, not {' '.join(given)!r}")
 
 
-def _unknown_option(word: str, cls: type, prog: str) -> UsageError:
+def _describe_type(kind) -> str:
+    known = {int: "a whole number", float: "a number", tuple[int, ...]: "whole numbers", type(None): "None"}
+    if isinstance(kind, types.UnionType):
+        return " or ".join(map(_describe_type, typing.get_args(kind)))
+    if typing.get_origin(kind) is typing.Literal:
+        return f"one of {', '.join(map(str, typing.get_args(kind)))}"
+    return known.get(kind, "a text")
+
+
+def _unknown_option(word: str, argv: list[str], cls: type, prog: str) -> UsageError:
+    names = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(cls)]
+    flags = [name for name, field in zip(names, dataclasses.fields(cls)) if isinstance(field.default, bool)]
+    negated = [name.replace("--", "--no-", 1) for name in flags]
+    for yes, no in zip(flags, negated):
+        if word in _values(argv, yes) + _values(argv, no):
+            return UsageError(f"option {yes} takes no value, got {word!r}: write {yes} or {no}")
     if not word.startswith("-"):
         return UsageError(f"unexpected argument {word!r}; see {prog} --help")
-    fields = dataclasses.fields(cls)
-    names = [f.name for f in fields] + [f"no-{f.name}" for f in fields if isinstance(f.default, bool)]
-    known = ["--" + name.replace("_", "-") for name in names]
-    near = difflib.get_close_matches(word.split("=")[0].replace("_", "-"), known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(word.split("=")[0].replace("_", "-"), names + negated, n=1, cutoff=0.5)
     return UsageError(f"unknown option {word!r}; {f'did you mean {near[0]}?' if near else f'see {prog} --help'}")
 
 
-def _option(argv: list[str], name: str) -> str | None:
-    """The value of one option (the last, if given twice), read ahead because the others' defaults depend on it."""
-    value = None
-    for word, following in zip(argv, [*argv[1:], None]):
-        if word == name:
-            value = following
-        elif word.startswith(name + "="):
-            value = word.split("=", 1)[1]
-    return value
+def _values(argv: list[str], option: str) -> list[str]:
+    """The words given to an option; to its last mention, if there are several."""
+    values, taking = [], False
+    for word in argv:
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            taking = name.replace("_", "-") == option
+            if taking:
+                values = [value] if equals else []
+        elif taking:
+            values.append(word)
+    return values
+
+
+def _console() -> Console:
+    """As wide as the terminal; a file or pipe has no width, so nothing is folded or cut for it."""
+    console = Console()
+    return console if console.is_terminal else Console(width=200)
 
 
 def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("steps  {task.fields[note]}"),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,  # a file or pipe gets the summary alone
-    )
+    columns = [TextColumn("{task.description}"), MofNCompleteColumn(), TextColumn("steps  {task.fields[note]}")]
+    if console.width >= 100:  # what a narrow terminal has no room for
+        columns = [columns[0], BarColumn(bar_width=20), *columns[1:], TimeRemainingColumn()]
+    return Progress(*columns, console=console, disable=not console.is_terminal)  # a file gets the summary alone
 
 
 def _note(metrics: dict) -> str:

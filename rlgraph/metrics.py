@@ -40,5 +40,7 @@ class MetricsLog:
         self._events_file.flush()
 
     def close(self) -> None:
-        self._jsonl.close()
-        self._events_file.close()
+        try:
+            self._jsonl.close()  # may fail: a row that the disk had no room for is tried once more
+        finally:
+            self._events_file.close()

@@ -6,10 +6,12 @@ import datetime
 import importlib
 import importlib.metadata
 import json
+import os
 import platform
 import signal
 import threading
 import time
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,7 +67,8 @@ def default_config(agent: str, env: str) -> TrainConfig:
 def train(agent: str, config: TrainConfig, progress: Callable[[int, int, dict], Any] | None = None) -> Result:
     """Train, evaluate, and write a run folder: config, versions, metrics, policy, result.
 
-    Ctrl-C ends the training early; the policy so far is saved and the evaluation left out.
+    Ctrl-C ends the training early; the policy so far is saved and the evaluation left out. Another one, a second or
+    more later, ends it without saving.
 
     Args:
         agent: a name in rlgraph.agents.AGENTS.
@@ -73,14 +76,22 @@ def train(agent: str, config: TrainConfig, progress: Callable[[int, int, dict], 
         progress: called with (steps so far, steps in all, metrics) after every iteration.
 
     Raises:
-        UsageError: a wrong name or value.
-        OSError: the run folder cannot be written.
+        UsageError: a wrong name or value, or no folder can be made where the run should go.
+        OSError: the disk is full or gone.
+        KeyboardInterrupt: Ctrl-C before there was a policy to save, or a second one.
     """
     env = make(config.env)
     if env.max_episode_steps is None:
         raise UsageError(f"environment {env.id!r} has no time limit: give it MAX_EPISODE_STEPS, evaluation needs it")
+    if config.env.endswith(".py"):  # in full, so that the run can be evaluated from any folder
+        config = dataclasses.replace(config, env=str(Path(config.env).resolve()))
     module = _module(agent, config.backend)
     folder = _new_folder(agent, config)
+    with _named_in_errors(folder):
+        return _train_in(folder, agent, config, env, module, progress)
+
+
+def _train_in(folder: Path, agent: str, config: TrainConfig, env: Environment, module, progress) -> Result:
     started = time.perf_counter()
     try:
         trainer = getattr(module, _agent(agent).trainer)(config, env)
@@ -91,11 +102,8 @@ def train(agent: str, config: TrainConfig, progress: Callable[[int, int, dict], 
     _write_json(folder / "versions.json", _versions(config.backend, str(trainer.device)))
 
     loop = _Loop(agent, config, folder, started, progress)
-    with _deferred_interrupt() as interrupt:
-        try:
-            loop.run(trainer, interrupt)
-        finally:
-            loop.log.close()
+    with contextlib.closing(loop.log), _deferred_interrupt() as interrupt:
+        loop.run(trainer, interrupt)
         save_policy(folder / "policy.safetensors", trainer.arrays())
     loop.interrupted = bool(interrupt)
     returns = np.array([np.nan])
@@ -143,11 +151,28 @@ def _read_config(path: Path) -> tuple[str, TrainConfig]:
     """The agent and config of a run."""
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
-        agent = settings.pop("agent")
-        settings["hidden"] = tuple(settings["hidden"])
-        return agent, config_class(agent)(**settings)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{str(path)!r} is damaged: {type(error).__name__}: {error}") from error
+        if not isinstance(settings, dict) or not {"agent", "env"} <= settings.keys():
+            raise UsageError("it does not say which agent and environment")
+        agent = str(settings.pop("agent"))
+        cls = config_class(agent)
+        return agent, cls(**_checked(settings, typing.get_type_hints(cls)))
+    except ValueError as error:
+        raise UsageError(f"{str(path)!r} is damaged: {error}") from error
+
+
+def _checked(settings: dict, types: dict[str, Any]) -> dict:
+    """The settings of a config file, with JSON's lists as tuples, if each is known and of its type."""
+    checked = {}
+    for name, value in settings.items():
+        if name not in types:
+            raise unknown("setting", name, types)
+        right = isinstance(value, list) and all(type(v) is int for v in value)
+        if types[name] != tuple[int, ...]:
+            right = isinstance(value, types[name]) or (type(value) is int and isinstance(0.0, types[name]))
+        if not right:
+            raise UsageError(f"{name} cannot be {value!r}")
+        checked[name] = tuple(value) if isinstance(value, list) else value
+    return checked
 
 
 class _Loop:
@@ -182,10 +207,11 @@ class _Loop:
         self.first_done = self.first_done or self.last_done
         self.iterations += 1
         steps = self.iterations * self.config.batch_size
+        return_sum, length_sum = raw.pop("episode_return_sum"), raw.pop("episode_length_sum")
         episodes = raw["episodes"]
         metrics = {
-            "episode_return": raw.pop("episode_return_sum") / episodes if episodes else float("nan"),
-            "episode_length": raw.pop("episode_length_sum") / episodes if episodes else float("nan"),
+            "episode_return": return_sum / episodes if episodes else float("nan"),
+            "episode_length": length_sum / episodes if episodes else float("nan"),
             **raw,
             "seconds": self.last_done - self.started,
             "steps_per_second": self.steps_per_second(),
@@ -224,19 +250,22 @@ class _Loop:
 
 @contextlib.contextmanager
 def _deferred_interrupt():
-    """Collect the first Ctrl-C in a list, so that it cannot fall between an update and its result; pass on a second.
+    """Note when Ctrl-C was pressed in a list, so that it cannot fall between an update and its result.
 
-    Outside the main thread, where Python delivers no signals, the list stays empty.
+    One that comes a second or more after the first is raised: a double press is meant as one, and must not cost the
+    policy. Outside the main thread, where Python delivers no signals, and where the shell has Ctrl-C ignored, as for a
+    background job, the list stays empty.
     """
     pressed = []
-    if threading.current_thread() is not threading.main_thread():
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         yield pressed
         return
 
     def handle(signum, frame):
-        if pressed:
+        pressed.append(time.monotonic())
+        if pressed[-1] - pressed[0] >= 1:
             raise KeyboardInterrupt
-        pressed.append(signum)
 
     before = signal.signal(signal.SIGINT, handle)
     try:
@@ -259,27 +288,49 @@ def _module(agent: str, backend: str):
 
 def _new_folder(agent: str, config: TrainConfig) -> Path:
     """A folder of its own for every run: an existing run is never written over."""
-    if config.run_dir:
-        folder = Path(config.run_dir)
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UsageError(f"run_dir {config.run_dir!r} exists and is not empty; name another folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+    try:
+        return _named_folder(Path(config.run_dir)) if config.run_dir else _dated_folder(agent, config)
+    except (NotADirectoryError, FileExistsError, PermissionError) as error:
+        raise UsageError(
+            f"cannot make a run folder {error.filename!r}: {error.strerror}; name one by --run-dir"
+        ) from error
+
+
+def _named_folder(folder: Path) -> Path:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"run_dir {str(folder)!r} exists and is not empty; name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"run_dir {str(folder)!r} cannot be written to; name another folder")
+    return folder
+
+
+def _dated_folder(agent: str, config: TrainConfig) -> Path:
+    runs = Path("runs")
+    runs.mkdir(exist_ok=True)
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     name = f"{agent}-{Path(config.env).stem}-{config.backend}-seed{config.seed}-{stamp}"
     for i in range(1000):
-        folder = Path("runs") / (f"{name}-{i}" if i else name)
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return folder
+        folder = runs / (f"{name}-{i}" if i else name)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            return folder
     raise UsageError(f"no free name for a run like runs/{name}; name one with --run-dir")
 
 
 def _remove_if_empty(folder: Path) -> None:
     if not any(folder.iterdir()):
         folder.rmdir()
+
+
+@contextlib.contextmanager
+def _named_in_errors(folder: Path):
+    """A full disk is reported without a file's name: add the folder's."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(folder)
+        raise
 
 
 def _write_json(path: Path, content: dict) -> None:

@@ -1,5 +1,6 @@
 """One variant in a process of its own: its import, compilation, memory and crashes are its own too."""
 
+import copy
 import importlib
 import multiprocessing
 import os
@@ -99,7 +100,7 @@ class _Holder:
         built = time.perf_counter()
         self.prepared.seconds()
         first_call = time.perf_counter() - built
-        outcome = self.prepared.outcome()
+        outcome = copy.deepcopy(self.prepared.outcome())  # it may be a view of what the next run overwrites
         self.prepared.seconds()
         again = self.prepared.outcome()
         once = self.prepared.seconds()

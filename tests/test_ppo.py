@@ -1,0 +1,871 @@
+"""PPO on both backends: networks, loss, what one iteration does, that modes agree, and that it learns known values."""
+
+import dataclasses
+import itertools
+import math
+import shutil
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+
+import rlgraph
+from rlgraph.agents import networks_jax, networks_torch, ppo_jax, ppo_torch
+from rlgraph.agents.ppo import METRICS, PPOConfig
+from rlgraph.environment import build
+from rlgraph.errors import UsageError
+
+BACKENDS = ["torch", "jax"]
+FASTEST = {"torch": "eager", "jax": "jit"}  # modes, on a CPU
+MODULES = {"torch": ppo_torch, "jax": ppo_jax}
+SMALL = PPOConfig(
+    num_envs=4,
+    num_steps=16,
+    learning_rate=1e-3,
+    anneal_lr=False,
+    num_epochs=2,
+    num_minibatches=4,
+    clip_value=None,
+    target_kl=None,
+    normalize_obs=False,
+    normalize_reward=False,
+    hidden=(8,),
+    device="cpu",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation(tmp_path_factory):
+    """Runs of one configuration, whatever their seed, are one XLA program: compile it once, and without polish."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("xla")))
+    jax.config.update("jax_disable_most_optimizations", jax.default_backend() == "cpu")
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def ppo(backend, env="CartPole-v1", **changes):
+    """A small PPO run; `env` is a name, or an Environment."""
+    config = dataclasses.replace(SMALL, backend=backend, **changes)
+    return MODULES[backend].PPO(config, rlgraph.make(env) if isinstance(env, str) else env)
+
+
+def iterate(agent):
+    return dict(zip(METRICS, agent.iterate().get(), strict=True))
+
+
+def everything(agent):
+    """All that one iteration leaves to the next, but for random states: a list of numpy arrays."""
+    if isinstance(agent, ppo_torch.PPO):
+        leaves = torch.utils._pytree.tree_leaves(agent._state())
+        return [leaf.detach().numpy(force=True).copy() for leaf in leaves]
+    return [np.array(leaf) for leaf in jax.tree.leaves(agent.state._replace(key=None))]
+
+
+def assert_equal(left, right):
+    assert len(left) == len(right)
+    for a, b in zip(left, right):
+        np.testing.assert_array_equal(a, b)
+
+
+def differ(left, right):
+    return any(not np.array_equal(a, b) for a, b in zip(left, right))
+
+
+# ---- networks: the same weights in either backend are the same policy
+
+SPACES = {
+    "discrete": (Box(-9, 9, (4,)), Discrete(5)),
+    "two": (Box(-9, 9, (3,)), Discrete(2, start=1)),
+    "box": (Box(-9, 9, (3,)), Box(-1, 1, (1,))),
+    "matrices": (Box(-9, 9, (2, 3)), Box(-1, 1, (2, 2))),
+    "scalars": (Box(-9, 9, ()), Box(-1, 1, ())),
+}
+
+
+def networks(spaces, activation="tanh", seed=0):
+    """A torch and a JAX policy of the same weights, with every weight and statistic made large enough to matter."""
+    generator = torch.Generator().manual_seed(seed)
+    in_torch = networks_torch.ActorCritic(*SPACES[spaces], (16, 8), activation, generator)
+    in_jax = networks_jax.ActorCritic(*SPACES[spaces], (16, 8), activation, jax.random.key(seed))
+    rng = np.random.default_rng(seed)
+    arrays = {
+        name: (array + rng.uniform(0.1, 0.6, array.shape) * rng.choice([1, 1 if "var" in name else -1], array.shape))
+        for name, array in networks_torch.to_arrays(in_torch).items()
+    }
+    arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
+    networks_torch.from_arrays(in_torch, arrays)
+    return in_torch, networks_jax.from_arrays(in_jax, arrays)
+
+
+def inputs(spaces, lead, seed=1):
+    """Observations, noise of a rollout, for any leading shape."""
+    observation, action = SPACES[spaces]
+    rng = np.random.default_rng(seed)
+    obs = rng.normal(size=(*lead, *observation.shape)).astype(np.float32)
+    if isinstance(action, Discrete):
+        return obs, rng.random(lead, dtype=np.float32)
+    return obs, rng.normal(size=(*lead, *action.shape)).astype(np.float32)
+
+
+@pytest.mark.parametrize("lead", [(50,), (3, 5)])
+@pytest.mark.parametrize("spaces", SPACES)
+def test_both_backends_are_the_same_policy(spaces, lead):
+    in_torch, in_jax = networks(spaces)
+    obs, noise = inputs(spaces, lead)
+
+    def outputs(policy, obs, noise):
+        parameters = policy.actor(policy.normalized(obs))
+        action, log_prob = policy.act(obs, noise)
+        entropy = policy.distribution.entropy(parameters)
+        return parameters, policy.value(obs), action, log_prob, entropy, policy.greedy(obs)
+
+    with torch.no_grad():
+        expected = [x.numpy() for x in outputs(in_torch, torch.tensor(obs), torch.tensor(noise))]
+    got = [np.asarray(x) for x in jax.jit(outputs)(in_jax, obs, noise)]
+    for name, a, b in zip(("parameters", "value", "action", "log_prob", "entropy", "greedy"), expected, got):
+        assert a.shape == b.shape, name
+        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5, err_msg=name)
+    parameters, value, action, log_prob, entropy, greedy = expected
+    assert value.shape == log_prob.shape == entropy.shape == lead
+    assert action.shape == greedy.shape == (*lead, *SPACES[spaces][1].shape)
+    assert parameters.std() > 0.1  # the comparison is not one of zeros
+    assert value.std() > 0.1
+    if spaces == "discrete":
+        assert set(action.flatten().tolist()) == set(range(5)) or lead == (3, 5)
+        np.testing.assert_array_equal(greedy, parameters.argmax(-1))
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "silu"])
+def test_every_activation_is_the_same_in_both(activation):
+    in_torch, in_jax = networks("discrete", activation)
+    obs, _ = inputs("discrete", (20,))
+    value = in_torch.value(torch.tensor(obs)).detach().numpy()
+    np.testing.assert_allclose(in_jax.value(obs), value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("spaces", SPACES)
+def test_weights_cross_over_in_both_directions(spaces):
+    in_torch, in_jax = networks(spaces)
+    fresh_torch, fresh_jax = networks(spaces, seed=5)
+    assert differ(networks_jax.to_arrays(fresh_jax).values(), networks_jax.to_arrays(in_jax).values())
+    networks_torch.from_arrays(fresh_torch, networks_jax.to_arrays(in_jax))
+    fresh_jax = networks_jax.from_arrays(fresh_jax, networks_torch.to_arrays(in_torch))
+    arrays = [networks_torch.to_arrays(p) for p in (in_torch, fresh_torch)]
+    arrays += [networks_jax.to_arrays(p) for p in (in_jax, fresh_jax)]
+    for other in arrays[1:]:
+        assert sorted(other) == sorted(arrays[0])
+        assert_equal([arrays[0][name] for name in arrays[0]], [other[name] for name in arrays[0]])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_weights_of_another_network_are_refused_by_name(backend):
+    module, policy = (networks_torch, networks_jax)[backend == "jax"], networks("discrete")[backend == "jax"]
+    arrays = module.to_arrays(policy)
+    with pytest.raises(UsageError, match=r"no 'actor.layers.1.bias'"):
+        module.from_arrays(policy, {k: v for k, v in arrays.items() if k != "actor.layers.1.bias"})
+    with pytest.raises(UsageError, match=r"'critic.layers.0.weight' has shape \[4, 16\]"):
+        module.from_arrays(policy, {**arrays, "critic.layers.0.weight": arrays["critic.layers.0.weight"].T})
+    with pytest.raises(UsageError, match=r"has 'extra', which this network lacks"):
+        module.from_arrays(policy, {**arrays, "extra": np.zeros(1, np.float32)})
+
+
+def distribution(backend, log_std=None):
+    """(Categorical or, given log_std, Gaussian; array constructor) of a backend."""
+    module, convert = (networks_torch, torch.tensor) if backend == "torch" else (networks_jax, jnp.asarray)
+    if log_std is None:
+        return module.Categorical(), convert
+    log_std = np.asarray(log_std, np.float32)
+    gaussian = module.Gaussian(log_std.shape)
+    if backend == "torch":
+        gaussian.log_std.data = torch.tensor(log_std.reshape(-1))
+        return gaussian.requires_grad_(False), convert
+    object.__setattr__(gaussian, "log_std", jnp.asarray(log_std.reshape(-1)))
+    return gaussian, convert
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_categorical_samples_as_often_as_probable(backend):
+    categorical, convert = distribution(backend)
+    prob, n = np.array([0.1, 0.0, 0.2, 0.3, 0.4], np.float32), 100_000
+    u = np.random.default_rng(0).random(n, dtype=np.float32)
+    with np.errstate(divide="ignore"):
+        logits = np.broadcast_to(np.log(prob) + np.float32(3), (n, 5))
+    count = np.bincount(np.asarray(categorical.sample(convert(logits.copy()), convert(u))), minlength=5)
+    assert count[1] == 0
+    assert (abs(count / n - prob) <= 4 * np.sqrt(prob * (1 - prob) / n)).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n", [1, 2, 7, 300])
+def test_categorical_stays_in_range_at_the_ends_of_the_unit_interval(backend, n):
+    categorical, convert = distribution(backend)
+    u = np.array([0, np.nextafter(np.float32(1), np.float32(0))], np.float32)
+    action = np.asarray(categorical.sample(convert(np.zeros((2, n), np.float32)), convert(u)))
+    assert action.tolist() == [0, n - 1]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_categorical_log_prob_and_entropy_are_the_closed_forms(backend):
+    categorical, convert = distribution(backend)
+    logits = np.random.default_rng(0).normal(scale=3, size=(6, 4)).astype(np.float32)
+    logits[0] += 1000  # shifting all logits changes nothing, and must not overflow
+    prob = np.exp(logits - logits.max(-1, keepdims=True).astype(np.float64))
+    prob /= prob.sum(-1, keepdims=True)
+    action = np.array([0, 1, 2, 3, 0, 1])
+    got = np.asarray(categorical.log_prob(convert(logits), convert(action)))
+    np.testing.assert_allclose(got, np.log(prob[np.arange(6), action]), rtol=1e-4, atol=1e-4)
+    entropy = np.asarray(categorical.entropy(convert(logits)))
+    np.testing.assert_allclose(entropy, -(prob * np.log(prob)).sum(-1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gaussian_log_prob_entropy_and_samples_are_those_of_the_normal(backend):
+    log_std = np.array([[-1.0, 0.0], [0.5, 1.5]])
+    gaussian, convert = distribution(backend, log_std)
+    rng, n = np.random.default_rng(0), 50_000
+    mean = rng.normal(size=(n, 4)).astype(np.float32)
+    noise = rng.normal(size=(n, 2, 2)).astype(np.float32)
+    action = gaussian.sample(convert(mean), convert(noise))
+    std, error = np.exp(log_std), np.asarray(action, np.float64) - mean.reshape(n, 2, 2)
+    assert (abs(error.mean(axis=0)) < 4 * std / math.sqrt(n)).all()
+    np.testing.assert_allclose(error.std(axis=0), std, rtol=4 / math.sqrt(2 * n))
+    density = np.exp(-(error**2) / (2 * std**2)) / (std * math.sqrt(2 * math.pi))
+    got = np.asarray(gaussian.log_prob(convert(mean), action))
+    np.testing.assert_allclose(got, np.log(density).sum((1, 2)), rtol=1e-3, atol=1e-3)
+    entropy = np.log(std * math.sqrt(2 * math.pi * math.e)).sum()
+    np.testing.assert_allclose(np.asarray(gaussian.entropy(convert(mean))), entropy, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("extreme", [-np.inf, -1e4, 1e4, np.inf])
+def test_a_runaway_log_std_gives_finite_numbers(backend, extreme):
+    gaussian, convert = distribution(backend, np.full(2, extreme))
+    mean, noise = convert(np.zeros((3, 2), np.float32)), convert(np.full((3, 2), 2, np.float32))
+    action = gaussian.sample(mean, noise)
+    for result in (action, gaussian.log_prob(mean, action), gaussian.entropy(mean)):
+        assert np.isfinite(np.asarray(result)).all()
+    assert (np.asarray(action) > 0).all()
+
+
+# ---- the loss: torch, JAX and a few lines of numpy
+
+LOSSES = {
+    "plain": {},
+    "clip_value": {"clip_value": 0.3},
+    "everything": {"clip_value": 0.5, "entropy_coef": 0.02, "value_coef": 0.7, "normalize_advantage": False},
+}
+
+
+def random_batch(spaces, in_torch, N=40):
+    """A batch whose ratios lie on both sides of the clip range, and whose values lie on both sides of theirs."""
+    obs, noise = inputs(spaces, (N,), seed=3)
+    rng = np.random.default_rng(4)
+    with torch.no_grad():
+        action, log_prob = in_torch.act(torch.tensor(obs), torch.tensor(noise))
+        value = in_torch.value(torch.tensor(obs)).numpy()
+    log_prob = log_prob.numpy() + rng.normal(scale=0.3, size=N)
+    value = value + rng.normal(scale=0.5, size=N)
+    rest = (log_prob, value, rng.normal(loc=0.5, scale=2, size=N))
+    return obs, action.numpy(), *(x.astype(np.float32) for x in rest)
+
+
+def loss_in_numpy(new_log_prob, new_value, entropy, log_prob, value, advantage, config):
+    """Schulman et al. (2017), eqs. 7 and 9, in float64."""
+    target = value + advantage
+    if config.normalize_advantage:
+        advantage = (advantage - advantage.mean()) / (advantage.std(ddof=1) + 1e-8)
+    ratio = np.exp(new_log_prob - log_prob)
+    clipped = np.clip(ratio, 1 - config.clip_range, 1 + config.clip_range)
+    policy_loss = -np.minimum(ratio * advantage, clipped * advantage).mean()
+    error = (new_value - target) ** 2
+    if config.clip_value is not None:
+        near = value + np.clip(new_value - value, -config.clip_value, config.clip_value)
+        error = np.maximum(error, (near - target) ** 2)
+    value_loss = 0.5 * error.mean()
+    loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy.mean()
+    kl, outside = (ratio - 1 - np.log(ratio)).mean(), (abs(ratio - 1) > config.clip_range).mean()
+    return loss, np.array([policy_loss, value_loss, entropy.mean(), kl, outside])
+
+
+@pytest.mark.parametrize("changes", LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize("spaces", ["discrete", "matrices"])
+def test_losses_metrics_and_gradients_agree(spaces, changes):
+    config = dataclasses.replace(SMALL, **changes)
+    in_torch, in_jax = networks(spaces)
+    arrays = random_batch(spaces, in_torch)
+    rows = np.random.default_rng(5).permutation(40)[:24]
+
+    batch = ppo_torch.Batch(*map(torch.tensor, arrays))
+    loss, metrics = ppo_torch.ppo_loss(in_torch, batch, torch.tensor(rows), config)
+    loss.backward()
+    assert not metrics.requires_grad
+    jax_batch = ppo_jax.Batch(*map(jnp.asarray, arrays))
+    (jax_loss, jax_metrics), gradient = jax.jit(
+        jax.value_and_grad(lambda policy: ppo_jax.ppo_loss(policy, jax_batch, jnp.asarray(rows), config), has_aux=True)
+    )(in_jax)
+    np.testing.assert_allclose(jax_loss, loss.item(), rtol=1e-5)
+    np.testing.assert_allclose(jax_metrics, metrics.numpy(), rtol=1e-5, atol=1e-6)
+    gradient = networks_jax.to_arrays(gradient)
+    for name, parameter in in_torch.named_parameters():
+        assert abs(gradient[name]).max() > 1e-6, name
+        np.testing.assert_allclose(gradient[name], parameter.grad.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
+    assert not gradient["obs_mean"].any()  # statistics, which Adam must leave alone
+    assert not gradient["obs_var"].any()
+
+    obs, action, *rest = (torch.tensor(x[rows]) for x in arrays)
+    with torch.no_grad():
+        parameters = in_torch.actor(in_torch.normalized(obs))
+        now = (
+            in_torch.distribution.log_prob(parameters, action),
+            in_torch.value(obs),
+            in_torch.distribution.entropy(parameters),
+        )
+    expected_loss, expected = loss_in_numpy(*(x.numpy().astype(np.float64) for x in (*now, *rest)), config)
+    assert loss.item() == pytest.approx(expected_loss, rel=1e-5)
+    np.testing.assert_allclose(metrics.numpy(), expected, rtol=1e-4)
+    assert 0.2 < metrics[4] < 0.8  # clipping is at work
+
+
+# ---- one iteration, watched from inside
+
+WATCHED = 4  # iterations
+
+
+class Watched:
+    """A run, with what passed between the parts of its iterations written down, an entry an iteration."""
+
+    def __init__(self, backend, **changes):
+        self.module = MODULES[backend]
+        self.rollouts, self.batches, self.rows, self.updates, self.metrics, self.before = [], [], [], [], [], []
+        env = rlgraph.make("CartPole-v1", max_episode_steps=13)
+        with pytest.MonkeyPatch.context() as patch:
+            {"torch": self._listen_to_torch, "jax": self._listen_to_jax}[backend](patch)
+            self.agent = ppo(backend, env, mode=FASTEST[backend], **changes)
+            for _ in range(WATCHED):
+                self.before.append(self.agent.arrays())
+                self.rows.append([])
+                self.updates.append([])
+                self.metrics.append(iterate(self.agent))
+                jax.effects_barrier()
+
+    def _listen_to_torch(self, patch):
+        update, advantages = ppo_torch.PPO._update, ppo_torch.PPO._advantages
+
+        def watched_update(agent, batch, rows_M, stopped):
+            result = update(agent, batch, rows_M, stopped)
+            parameters = list(agent.policy.parameters())
+            adam = [agent.optimizer.state[p] for p in parameters]
+            moments = ([a[name] for a in adam] for name in ("exp_avg", "exp_avg_sq"))
+            self._note_update(rows_M, parameters, *moments, adam[0]["step"])
+            return result
+
+        def watched_advantages(agent, rollout):
+            batch = advantages(agent, rollout)
+            self._note_batch(rollout, batch)
+            return batch
+
+        patch.setattr(ppo_torch.PPO, "_update", watched_update)
+        patch.setattr(ppo_torch.PPO, "_advantages", watched_advantages)
+
+    def _listen_to_jax(self, patch):
+        """From inside the compiled iteration, through callbacks to the host, in their order."""
+        update, advantages = ppo_jax.PPO._update, ppo_jax.PPO._advantages
+
+        def watched_update(agent, learner, batch, rows_M, learning_rate):
+            learner, metrics = update(agent, learner, batch, rows_M, learning_rate)
+            policy, (_, adam), _ = learner
+            state = (jax.tree.leaves(x) for x in (policy, adam.mu, adam.nu))
+            jax.debug.callback(self._note_update, rows_M, *state, adam.count, ordered=True)
+            return learner, metrics
+
+        def watched_advantages(agent, state, rollout):
+            state, batch = advantages(agent, state, rollout)
+            jax.debug.callback(self._note_batch, rollout, batch, ordered=True)
+            return state, batch
+
+        patch.setattr(ppo_jax.PPO, "_update", watched_update)
+        patch.setattr(ppo_jax.PPO, "_advantages", watched_advantages)
+
+    def _note_update(self, rows, parameters, first_moments, second_moments, count):
+        self.rows[-1].append(copy(rows))
+        self.updates[-1].append([*map(copy, [*parameters, *first_moments, *second_moments, count])])
+
+    def _note_batch(self, rollout, batch):
+        self.rollouts.append(type(rollout)(*map(copy, rollout)))
+        self.batches.append(type(batch)(*map(copy, batch)))
+
+
+def copy(x):
+    return x.detach().numpy(force=True).copy() if isinstance(x, torch.Tensor) else np.array(x)
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def watched(request):
+    options = {"normalize_obs": True, "normalize_reward": True, "anneal_lr": True, "total_steps": 5 * 64}
+    return Watched(request.param, **options)
+
+
+def returns_so_far(rollouts, gamma):
+    """Every running return [iterations * T, B] and the finished episodes, per iteration, by a loop over all steps."""
+    running, total, length = (np.zeros(4) for _ in range(3))
+    rows, finished = [], []
+    for rollout in rollouts:
+        finished.append([])
+        for reward, done in zip(rollout.reward_TB, rollout.terminated_TB | rollout.truncated_TB):
+            running, total, length = reward + gamma * running, total + reward, length + 1
+            rows.append(running)
+            finished[-1] += list(zip(total[done], length[done]))
+            running, total, length = (np.where(done, 0, x) for x in (running, total, length))
+    return np.array(rows), finished
+
+
+def test_minibatches_cover_every_row_exactly_once_an_epoch(watched):
+    orders = set()
+    for rows in watched.rows:
+        assert len(rows) == 2 * 4
+        for epoch in (rows[:4], rows[4:]):
+            assert [len(r) for r in epoch] == [16] * 4
+            order = np.concatenate(epoch)
+            assert sorted(order) == list(range(64))
+            orders.add(tuple(order.tolist()))
+    assert len(orders) == 2 * WATCHED  # another order in every epoch
+    assert tuple(range(64)) not in orders
+
+
+def test_learning_rate_falls_linearly(watched):
+    rates = [m["learning_rate"] for m in watched.metrics]
+    assert rates == pytest.approx([1e-3 * (1 - i / 5) for i in range(WATCHED)])
+
+
+def test_every_update_is_adams_step_by_the_scheduled_learning_rate(watched):
+    """Kingma & Ba (2015), algorithm 1, from the moments; the rate that the metrics report is the one at work."""
+    updates = [u for iteration in watched.updates for u in iteration]
+    for i, (before, after) in enumerate(itertools.pairwise(updates), start=1):
+        *arrays, count = after
+        n = len(arrays) // 3
+        assert count == i + 1
+        for old, new, m, v in zip(before, arrays[:n], arrays[n : 2 * n], arrays[2 * n :]):
+            m_hat, v_hat = m / (1 - 0.9**count), v / (1 - 0.999**count)
+            rate = 1e-3 * (1 - (i // 8) / 5)
+            # Between iterations JAX's list holds new observation statistics as well; they have no moments.
+            if m.any():
+                np.testing.assert_allclose(new - old, -rate * m_hat / (np.sqrt(v_hat) + 1e-5), rtol=1e-2, atol=2e-7)
+
+
+def test_observation_statistics_are_those_of_all_that_was_collected(watched):
+    for i in range(1, WATCHED):
+        seen = np.concatenate([r.obs.reshape(-1, 4) for r in watched.rollouts[:i]])
+        np.testing.assert_allclose(watched.before[i]["obs_mean"], seen.mean(0), rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(watched.before[i]["obs_var"], seen.var(0), rtol=1e-3, atol=1e-5)
+
+
+def test_batches_hold_the_rollout_and_its_advantages(watched):
+    """Rewards divided by the standard deviation of all running returns so far; truncation goes on from final_obs."""
+    gamma, gae_lambda = SMALL.gamma, SMALL.gae_lambda
+    ended = np.zeros(2, int)
+    for i, (rollout, batch) in enumerate(zip(watched.rollouts, watched.batches)):
+        for name, recorded in {
+            "obs": "obs",
+            "action": "action",
+            "log_prob": "log_prob_TB",
+            "value": "value_TB",
+        }.items():
+            expected = getattr(rollout, recorded)
+            np.testing.assert_array_equal(getattr(batch, name), expected.reshape(64, *expected.shape[2:]))
+        g, _ = returns_so_far(watched.rollouts[: i + 1], gamma)
+        reward, advantage, after = rollout.reward_TB / g.std(), np.zeros((16, 4)), np.zeros(4)
+        for t in reversed(range(16)):
+            terminated, truncated = rollout.terminated_TB[t], rollout.truncated_TB[t]
+            delta = reward[t] + gamma * np.where(terminated, 0, rollout.final_value_TB[t]) - rollout.value_TB[t]
+            advantage[t] = after = delta + gamma * gae_lambda * np.where(terminated | truncated, 0, after)
+            ended += [terminated.sum(), truncated.sum()]
+        np.testing.assert_allclose(batch.advantage, advantage.reshape(-1), rtol=1e-3, atol=1e-4)
+    assert (ended > 0).all()  # episodes ended both ways
+
+
+def test_rollouts_are_scored_by_the_policy_that_acted(watched):
+    env = watched.agent.env
+    for before, rollout in zip(watched.before, watched.rollouts):
+        policy = ppo_torch.load_policy(dataclasses.replace(watched.agent.config), env, before)
+        obs, final_obs, action = (torch.tensor(x) for x in (rollout.obs, rollout.final_obs, rollout.action))
+        with torch.no_grad():
+            log_prob = policy.distribution.log_prob(policy.actor(policy.normalized(obs)), action.long())
+            np.testing.assert_allclose(rollout.log_prob_TB, log_prob, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(rollout.value_TB, policy.value(obs), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(rollout.final_value_TB, policy.value(final_obs), rtol=1e-4, atol=1e-5)
+
+
+def test_episode_statistics_are_what_the_buffers_say(watched):
+    _, finished = returns_so_far(watched.rollouts, 1.0)
+    for metrics, episodes in zip(watched.metrics, finished):
+        assert metrics["episodes"] == len(episodes) > 0
+        assert metrics["episode_return_sum"] == pytest.approx(sum(r for r, _ in episodes))
+        assert metrics["episode_length_sum"] == sum(length for _, length in episodes)
+
+
+def test_without_a_target_every_update_is_taken(watched):
+    for metrics, updates in zip(watched.metrics, watched.updates):
+        assert metrics["updates"] == len(updates) == 8
+        assert all(differ(a, b) for a, b in itertools.pairwise(updates))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_target_kl_stops_the_updates_and_nothing_moves_after(backend):
+    run = Watched(backend, target_kl=1e-4, learning_rate=0.02)
+    taken = [int(m["updates"]) for m in run.metrics]
+    assert all(0 < k < 8 for k in taken)  # begun anew in every iteration, and stopped in each
+    for k, updates in zip(taken, run.updates):
+        for before, after in itertools.pairwise(updates[:k]):
+            assert differ(before, after)
+        for stopped in updates[k:]:
+            assert_equal(updates[k - 1], stopped)  # parameters, Adam's moments and step counts
+    assert run.updates[-1][-1][-1] == sum(taken)  # Adam counts what was taken
+
+
+# ---- runs: reproducible, and the same in every mode
+
+WHOLE = {
+    "normalize_obs": True,
+    "normalize_reward": True,
+    "anneal_lr": True,
+    "total_steps": 5 * 64,
+    "clip_value": 0.5,
+    "target_kl": 0.05,
+    "learning_rate": 0.01,
+}
+
+
+def run_of(backend, iterations=4, env="CartPole-v1", **changes):
+    agent = ppo(backend, env, **{**WHOLE, **changes})
+    metrics = [list(iterate(agent).values()) for _ in range(iterations)]
+    return np.array(metrics), everything(agent)
+
+
+@pytest.mark.parametrize(
+    ("backend", "env"), [("torch", "CartPole-v1"), ("torch", "Pendulum-v1"), ("jax", "CartPole-v1")]
+)
+def test_same_seed_same_run_bit_for_bit_and_another_seed_another(backend, env):
+    first, again, other = (run_of(backend, env=env, seed=s, mode=FASTEST[backend]) for s in (3, 3, 4))
+    assert_equal([first[0], *first[1]], [again[0], *again[1]])
+    assert np.isfinite(first[0]).all()
+    assert differ(first[1], other[1])
+    for name in ("policy_loss", "value_loss", "entropy", "grad_norm"):
+        assert first[0][0, METRICS.index(name)] != other[0][0, METRICS.index(name)], name
+
+
+@pytest.mark.filterwarnings("ignore:no CUDA graph on cpu")
+@pytest.mark.parametrize("mode", ["graph", "graph-uncompiled"])
+def test_torch_graph_modes_on_a_cpu_equal_eager_bit_for_bit(mode):
+    (metrics, state), (expected_metrics, expected) = run_of("torch", mode=mode), run_of("torch", mode="eager")
+    assert_equal([metrics, *state], [expected_metrics, *expected])
+
+
+def assert_close_after_one_iteration(got, expected):
+    """Fused kernels round otherwise, and Adam's first steps amplify it where a gradient is next to nothing."""
+    np.testing.assert_allclose(got[0], expected[0], rtol=2e-3, atol=2e-4)
+    for a, b in zip(got[1], expected[1]):
+        np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3)
+
+
+def test_jax_jit_is_close_to_operation_by_operation():
+    tiny = {"num_steps": 2, "num_epochs": 1, "num_minibatches": 2}  # operation by operation is slow
+    jit, graph, eager = (run_of("jax", 1, mode=mode, **tiny) for mode in ("jit", "graph", "eager"))
+    assert_close_after_one_iteration(jit, eager)
+    # A CPU has no command buffers: the same program.
+    assert_equal([jit[0], *jit[1]], [graph[0], *graph[1]])
+
+
+def test_torch_compile_is_close_to_eager():
+    assert shutil.which("g++") or shutil.which("clang++"), "torch.compile needs a C++ compiler on a CPU"
+    assert_close_after_one_iteration(run_of("torch", 1, mode="compile"), run_of("torch", 1, mode="eager"))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_it_says_how_it_runs(backend):
+    words = {"eager": "operation by operation"}
+    words |= {"torch": {"auto": "operation by operation"}, "jax": {"auto": "one XLA program", "jit": "XLA"}}[backend]
+    for mode, expected in words.items():
+        agent = ppo(backend, mode=mode)
+        assert expected in agent.execution()
+        assert agent.mode == (FASTEST[backend] if mode == "auto" else mode)
+
+
+# ---- diagnostic environments, whose values are known (in the style of rejax's)
+
+
+@dataclass(frozen=True)
+class NoParams:
+    pass
+
+
+class Diagnostic:
+    """What they share: a start and a step count for state; `x` is drawn from -1 and 1 in every episode."""
+
+    ID, REWARD_THRESHOLD, MAX_EPISODE_STEPS = "Diagnostic-v0", None, 20
+    RESET_DRAWS, STEP_DRAWS = 1, 0
+    Params = NoParams
+    steps = 1  # after which it terminates
+
+    class State(NamedTuple):
+        x: Any  # [B]
+        t: Any  # [B] steps taken
+
+    @staticmethod
+    def observation_space(p):
+        return Box(-9, 9, (2,))
+
+    @staticmethod
+    def action_space(p):
+        return Discrete(2)
+
+    @classmethod
+    def reset(cls, xp, u, p):
+        one = xp.ones_like(u[:, 0])
+        return cls.State(xp.where(u[:, 0] < 0.5, -one, one), 0 * one)
+
+    @classmethod
+    def step(cls, xp, s, action, u, p):
+        t = s.t + 1
+        return cls.State(s.x, t), cls.reward(xp, s, action), t >= cls.steps
+
+    @staticmethod
+    def observe(xp, s, p):
+        return xp.stack([s.x, s.t], axis=-1)
+
+
+class OneStep(Diagnostic):
+    """Reward 1, and it is over: every value is 1."""
+
+    @staticmethod
+    def reward(xp, s, action):
+        return xp.ones_like(s.x)
+
+    @staticmethod
+    def value(obs):
+        return np.ones(len(obs))
+
+
+class TwoSteps(Diagnostic):
+    """Nothing, then 1: the value is gamma, then 1."""
+
+    steps = 2
+
+    @staticmethod
+    def reward(xp, s, action):
+        return s.t
+
+    @staticmethod
+    def value(obs):
+        return np.where(obs[:, 1] == 0, 0.9, 1)
+
+
+class Seen(Diagnostic):
+    """The reward is what was observed."""
+
+    @staticmethod
+    def reward(xp, s, action):
+        return s.x
+
+    @staticmethod
+    def value(obs):
+        return obs[:, 0]
+
+
+class CutOff(OneStep):
+    """Reward 1 for ever, cut off after 3 steps: worth 1 / (1 - gamma) from everywhere, because a cut is no end.
+
+    Taken for an end, it would be worth 1, 1.9 or 2.71.
+    """
+
+    MAX_EPISODE_STEPS = 3
+    steps = 10**6
+
+    @staticmethod
+    def observe(xp, s, p):
+        return xp.stack([s.x, 0 * s.t], axis=-1)
+
+    @staticmethod
+    def value(obs):
+        return np.full(len(obs), 10.0)
+
+
+class Match(Diagnostic):
+    """Reward 1 for the action of three, from -1 on, that is the observation's first number."""
+
+    @staticmethod
+    def action_space(p):
+        return Discrete(3, start=-1)
+
+    @staticmethod
+    def reward(xp, s, action):
+        one = xp.ones_like(s.x)
+        return xp.where(action == s.x, one, 0 * one)
+
+
+class Aim(Diagnostic):
+    """Minus the squared distance of two actions from x / 2 and -x / 2. Observations and actions are matrices."""
+
+    @staticmethod
+    def observation_space(p):
+        return Box(-9, 9, (2, 1))
+
+    @staticmethod
+    def action_space(p):
+        return Box(-1, 1, (1, 2))
+
+    @staticmethod
+    def reward(xp, s, action):
+        return -((action[:, 0, 0] - s.x / 2) ** 2) - (action[:, 0, 1] + s.x / 2) ** 2
+
+    @staticmethod
+    def observe(xp, s, p):
+        return xp.stack([s.x, s.t], axis=-1)[:, :, None]
+
+
+def learned(backend, definition, iterations, **changes):
+    """(agent, numpy function of a policy's method) after training on a diagnostic environment."""
+    options = {
+        "num_envs": 32,
+        "num_steps": 8,
+        "num_minibatches": 2,
+        "learning_rate": 0.01,
+        "gamma": 0.9,
+        "hidden": (16,),
+    }
+    options |= {"anneal_lr": True, "total_steps": iterations * 32 * 8, "mode": FASTEST[backend], **changes}
+    agent = ppo(backend, build(definition), **options)
+    for _ in range(iterations):
+        agent.iterate()
+
+    def ask(method, obs):
+        if backend == "jax":
+            return np.asarray(getattr(agent.policy, method)(jnp.asarray(obs)))
+        with torch.no_grad():
+            return getattr(agent.policy, method)(torch.tensor(obs)).numpy()
+
+    return agent, ask
+
+
+OBSERVATIONS = np.array([[-1, 0], [1, 0], [-1, 1], [1, 1]], np.float32)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("definition", [OneStep, TwoSteps, Seen, CutOff])
+def test_it_learns_known_values(backend, definition):
+    iterations = {CutOff: 200, TwoSteps: 100}.get(definition, 60)
+    _, ask = learned(backend, definition, iterations)
+    obs = OBSERVATIONS if definition is TwoSteps else OBSERVATIONS[:2]
+    np.testing.assert_allclose(ask("value", obs), definition.value(obs), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_it_finds_the_discrete_action(backend):
+    _, ask = learned(backend, Match, 40)
+    assert ask("greedy", OBSERVATIONS[:2]).tolist() == [0, 2]  # counted from 0; -1 and 1 to the environment
+    np.testing.assert_allclose(ask("value", OBSERVATIONS[:2]), 1, atol=0.15)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_it_finds_the_continuous_action(backend):
+    agent, ask = learned(backend, Aim, 100, normalize_obs=True, normalize_reward=True)
+    obs = OBSERVATIONS[:2, :, None]
+    np.testing.assert_allclose(ask("greedy", obs), [[[-0.5, 0.5]], [[0.5, -0.5]]], atol=0.1)
+    assert (agent.arrays()["distribution.log_std"] < -0.5).all()  # and grows sure of it
+    returns = MODULES[backend].evaluate_policy(agent.policy, agent.env, 10, seed=0)
+    assert returns.shape == (10,)
+    assert (returns > -0.05).all()
+
+
+# ---- on an NVIDIA GPU
+
+
+def gpu_run(mode, iterations, disturb=False, **changes):
+    """Metrics of each iteration, and everything at the end."""
+    agent = ppo("torch", mode=mode, device="cuda", **{"precision": "ieee", "num_envs": 64, **WHOLE, **changes})
+    metrics = []
+    for i in range(iterations):
+        if disturb and i == 4:
+            with torch.no_grad():
+                agent.collector.reset()
+        if disturb and i == 7:
+            agent.generator.manual_seed(123)
+        metrics.append(agent.iterate().get())
+    return np.array(metrics), everything(agent), agent
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_a_captured_iteration_equals_eager_bit_for_bit(env):
+    """Ten replays with a reset and a new seed between them: metrics, parameters, Adam, statistics, environments."""
+    options = {"env": env, "total_steps": 10 * 64 * 16, "target_kl": 0.01}
+    eager, graph = (gpu_run(mode, 10, disturb=True, **options) for mode in ("eager", "graph-uncompiled"))
+    assert graph[2].graph.captured
+    assert "one CUDA graph an iteration, replayed 10 times" in graph[2].execution()
+    assert_equal([eager[0], *eager[1]], [graph[0], *graph[1]])
+    assert len({tuple(row) for row in graph[0]}) == 10
+
+
+@pytest.mark.gpu
+def test_compiled_and_captured_is_close_to_eager():
+    assert_close_after_one_iteration(gpu_run("graph", 1)[:2], gpu_run("eager", 1)[:2])
+
+
+@pytest.mark.gpu
+def test_graph_mode_same_seed_same_run():
+    first, again = gpu_run("graph", 5), gpu_run("graph", 5)
+    assert_equal([first[0], *first[1]], [again[0], *again[1]])
+    assert differ(first[1], gpu_run("graph", 5, seed=1)[1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["graph-uncompiled", "graph"])
+def test_the_learning_rate_moves_in_replays(mode):
+    options = {"anneal_lr": True, "target_kl": None, "total_steps": 3 * 64 * 16}
+    metrics, after, agent = gpu_run(mode, 3, **options)
+    assert metrics[:, METRICS.index("learning_rate")] == pytest.approx([0.01, 0.02 / 3, 0.01 / 3])
+    before = agent.arrays()
+    agent.iterate().get()  # beyond the schedule's end the rate is 0
+    assert_equal(
+        [v for k, v in before.items() if not k.startswith("obs_")],
+        [v for k, v in agent.arrays().items() if not k.startswith("obs_")],
+    )
+    assert differ(after, everything(agent))  # though it did play on
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["graph-uncompiled", "graph"])
+def test_target_kl_works_inside_the_graph(mode):
+    metrics, _, agent = gpu_run(mode, 4, target_kl=1e-4, learning_rate=0.02)
+    taken = metrics[:, METRICS.index("updates")]
+    assert ((taken > 0) & (taken < 8)).all()
+    assert {int(s["step"]) for s in agent.optimizer.state.values()} == {int(taken.sum())}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_on_a_gpu_graphs_are_the_default_and_it_says_so(backend):
+    agent = ppo(backend, device="auto", mode="auto", **WHOLE)
+    iterate(agent)
+    assert agent.mode == "graph"
+    expected = {"torch": "one CUDA graph an iteration, replayed 1 times", "jax": "command buffers on"}
+    assert expected[backend] in agent.execution()
+
+
+@pytest.mark.gpu
+def test_jax_modes_are_close_on_a_gpu():
+    runs = [run_of("jax", 1, mode=mode, device="cuda", precision="ieee") for mode in ("jit", "graph", "eager")]
+    assert_close_after_one_iteration(runs[1], runs[0])
+    assert_close_after_one_iteration(runs[2], runs[0])
+
+
+@pytest.mark.gpu
+def test_jax_graph_mode_same_seed_same_run():
+    first, again, other = (run_of("jax", 5, mode="graph", device="cuda", seed=s) for s in (0, 0, 1))
+    assert_equal([first[0], *first[1]], [again[0], *again[1]])
+    assert differ(first[1], other[1])

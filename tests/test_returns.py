@@ -1,0 +1,164 @@
+"""Advantages, discounted returns and running moments, on both backends, against plain loops over time."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from rlgraph.agents import moments_jax, moments_torch, returns_jax, returns_torch
+
+BACKENDS = ["torch", "jax"]
+LENGTHS = range(1, 10)  # powers of two and others
+GAMMA, LAMBDA = 0.9, 0.8
+
+
+def run(backend, name, *arrays, **numbers):
+    """A function of returns_torch or returns_jax on numpy arrays, result in numpy."""
+    if backend == "torch":
+        result = getattr(returns_torch, name)(*map(torch.tensor, arrays), **numbers)
+    else:  # compiled, as in training; operation by operation would compile each of them for each shape
+        result = jax.jit(functools.partial(getattr(returns_jax, name), **numbers))(*arrays)
+    return [np.asarray(part) for part in result] if isinstance(result, tuple) else np.asarray(result)
+
+
+def every_way_to_end(T):
+    """terminated and truncated [T, 4^T]: in each row neither, one, the other or both, in every combination."""
+    kinds = np.array(list(itertools.product(range(4), repeat=T)), dtype=np.int8).T
+    return (kinds & 1).astype(bool), (kinds & 2).astype(bool)
+
+
+def numbers(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def gae_by_loop(reward, value, final_value, terminated, truncated):
+    """One step after the other, from the last, in float64."""
+    advantage, after = np.zeros(reward.shape), np.zeros(reward.shape[1])
+    for t in reversed(range(len(reward))):
+        future = np.where(terminated[t], 0, final_value[t])
+        after = (
+            reward[t] + GAMMA * future - value[t] + GAMMA * LAMBDA * np.where(terminated[t] | truncated[t], 0, after)
+        )
+        advantage[t] = after
+    return advantage
+
+
+def returns_by_loop(reward, done, start):
+    g, running = np.zeros(reward.shape), start.astype(np.float64)
+    for t in range(len(reward)):
+        running = reward[t] + GAMMA * running
+        g[t] = running
+        running = np.where(done[t], 0, running)
+    return g, running
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("T", LENGTHS)
+def test_linear_scan_is_the_recurrence(backend, T):
+    c, x = numbers(0, T, 7), numbers(1, T, 7)
+    expected, y = np.zeros((T, 7)), np.zeros(7)
+    for t in reversed(range(T)):
+        expected[t] = y = x[t] + c[t] * y
+    np.testing.assert_allclose(run(backend, "linear_scan", c, x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("T", LENGTHS)
+def test_gae_equals_the_loop_wherever_and_however_episodes_end(backend, T):
+    terminated, truncated = every_way_to_end(T)
+    reward, value, final_value = (numbers(seed, *terminated.shape) for seed in range(3))
+    got = run(backend, "gae", reward, value, final_value, terminated, truncated, gamma=GAMMA, gae_lambda=LAMBDA)
+    expected = gae_by_loop(reward, value, final_value, terminated, truncated)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gae_by_hand(backend):
+    """Three steps, small numbers, worked out on paper: gamma = 0.5, lambda = 0.5."""
+    reward, value, final_value = (np.full((3, 4), x, np.float32) for x in (1, 2, 4))
+    terminated, truncated = np.zeros((2, 3, 4), bool)
+    terminated[1, 1] = truncated[1, 2] = terminated[1, 3] = truncated[1, 3] = True
+    got = run(backend, "gae", reward, value, final_value, terminated, truncated, gamma=0.5, gae_lambda=0.5)
+    # delta is 1 + 0.5 * 4 - 2 = 1, but 1 - 2 = -1 where the episode terminated; each earlier step adds a quarter.
+    assert got[:, 0].tolist() == [1.3125, 1.25, 1]  # goes on beyond the rollout
+    assert got[:, 1].tolist() == [0.75, -1, 1]  # terminated in the middle
+    assert got[:, 2].tolist() == [1.25, 1, 1]  # truncated in the middle
+    assert got[:, 3].tolist() == [0.75, -1, 1]  # both: it terminated
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["terminated", "truncated"])
+@pytest.mark.parametrize("T", [1, 2, 5, 8])
+def test_nothing_leaks_into_the_episode_before_or_after(backend, kind, T):
+    """Huge numbers beyond the end, in column `end` after row `end`, change nothing before it, to the last bit."""
+    flags = {"terminated": np.zeros((T, T), bool), "truncated": np.zeros((T, T), bool)}
+    flags[kind] = np.eye(T, dtype=bool)
+    reward, value, final_value = (numbers(seed, T, T) for seed in range(3))
+    after = np.arange(T)[:, None] > np.arange(T)
+    huge = [np.where(after, np.float32(1e9), x) for x in (reward, value, final_value)]
+    ends, parameters = (flags["terminated"], flags["truncated"]), {"gamma": GAMMA, "gae_lambda": LAMBDA}
+    got, disturbed = (run(backend, "gae", *xs, *ends, **parameters) for xs in ([reward, value, final_value], huge))
+    np.testing.assert_array_equal(got[~after], disturbed[~after])
+
+    huge_before = np.where(after, reward, np.float32(1e9))  # returns run forwards
+    start = numbers(3, T)
+    got, disturbed = (
+        run(backend, "discounted_returns", r, flags[kind], start, gamma=GAMMA)[0] for r in (reward, huge_before)
+    )
+    np.testing.assert_array_equal(got[after], disturbed[after])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("T", LENGTHS)
+def test_discounted_returns_equal_the_loop_and_carry_over(backend, T):
+    """Ends in every combination of rows; two rollouts, one after the other, are one long rollout."""
+    done = np.array(list(itertools.product([False, True], repeat=T))).T
+    reward, start = numbers(0, *done.shape), numbers(1, done.shape[1])
+    expected, carried = returns_by_loop(reward, done, start)
+    g, carry = run(backend, "discounted_returns", reward, done, start, gamma=GAMMA)
+    np.testing.assert_allclose(g, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(carry, carried, rtol=1e-4, atol=1e-5)
+    assert (carry[done[-1]] == 0).all()
+    for cut in {T // 2} - {0}:
+        first, carry = run(backend, "discounted_returns", reward[:cut], done[:cut], start, gamma=GAMMA)
+        second, carry = run(backend, "discounted_returns", reward[cut:], done[cut:], carry, gamma=GAMMA)
+        np.testing.assert_allclose(np.concatenate([first, second]), g, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(carry, carried, rtol=1e-4, atol=1e-5)
+
+
+def merge_all(backend, batches, count=1e-4):
+    """Mean and variance [D], and count, after merging the batches one by one."""
+    D = batches[0].shape[1]
+    if backend == "torch":
+        mean, var, count = torch.zeros(D), torch.ones(D), torch.tensor(count)
+        for batch in batches:
+            moments_torch.merge_moments(mean, var, count, torch.tensor(batch))
+        return mean.numpy(), var.numpy(), count.item()
+    moments = moments_jax.Moments(jnp.zeros(D), jnp.ones(D), jnp.float32(count))
+    for batch in batches:
+        moments = moments_jax.merge_moments(moments, jnp.asarray(batch))
+    return np.asarray(moments.mean_D), np.asarray(moments.var_D), float(moments.count)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("sizes", [[100], [1, 1, 1, 1], [64] * 20, [1, 500, 3, 40]])
+def test_merged_moments_are_those_of_all_rows(backend, sizes):
+    """Columns of very different size and spread; the mean drifts from batch to batch."""
+    scale, offset = np.array([1, 1e-3, 1e3], np.float32), np.array([0, 5, -300], np.float32)
+    batches = [offset + scale * (numbers(i, n, 3) + np.float32(i)) for i, n in enumerate(sizes)]
+    mean, var, count = merge_all(backend, batches, count=1e-8)
+    rows = np.concatenate(batches).astype(np.float64)
+    assert count == pytest.approx(len(rows))
+    np.testing.assert_allclose(mean, rows.mean(axis=0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(var, rows.var(axis=0), rtol=2e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_moments_of_one_constant_stay_finite(backend):
+    mean, var, _ = merge_all(backend, [np.full((50, 1), 7, np.float32)] * 3)
+    assert mean[0] == pytest.approx(7, rel=1e-4)
+    assert 0 <= var[0] < 1e-3
