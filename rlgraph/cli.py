@@ -17,10 +17,9 @@ from typing import Annotated
 import gymnasium
 import numpy as np
 import tyro
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from rlgraph.agents import AGENTS
@@ -97,7 +96,10 @@ def _train(argv: list[str]) -> int:
         def show(steps: int, total: int, metrics: dict) -> None:
             progress.update(task, description="training", completed=steps, note=_note(metrics))
 
-        result = train(agent, config, show)
+        try:
+            result = train(agent, config, show)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("interrupted; no policy was saved") from None
     _print_result(console, result)
     return INTERRUPTED if result.interrupted else 0
 
@@ -135,11 +137,11 @@ def _envs(argv: list[str]) -> int:
     if argv:
         raise UsageError(f"`rlgraph envs` takes no arguments, got {argv[0]!r}")
     rows = [_describe_env(id) for id in ENVIRONMENTS]
-    table = Table(*rows[0], box=SIMPLE_HEAD)
+    table = Table(*rows[0], box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for row in rows:
         table.add_row(*map(Text, row.values()))
     console = _console()
-    if console.measure(table).maximum <= console.width:
+    if Console(width=200).measure(table).maximum <= console.width:
         console.print(table)
         return 0
     for row in rows:  # too narrow for columns
@@ -197,7 +199,7 @@ def _own_complaint(stop: SystemExit) -> UsageError | None:
 
 
 def _wrong_value(box: str, argv: list[str], cls: type, prog: str) -> UsageError:
-    """In place of tyro's complaint, a box of several lines. It says which option is wrong; what is wrong is seen here."""
+    """In place of tyro's complaint, a box of several lines: only which option it is about is taken from there."""
     kinds = typing.get_type_hints(cls)
     found = re.search(r"--[a-z][a-z0-9-]*", box)
     name = found[0] if found else ""
@@ -257,10 +259,13 @@ def _console() -> Console:
 
 
 def _progress(console: Console) -> Progress:
-    columns = [TextColumn("{task.description}"), MofNCompleteColumn(), TextColumn("steps  {task.fields[note]}")]
-    if console.width >= 100:  # what a narrow terminal has no room for
+    rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # the note alone is cut where there is no room for all
+    note = TextColumn("steps  {task.fields[note]}", table_column=rest)
+    columns = [TextColumn("{task.description}"), MofNCompleteColumn(), note]
+    if console.width >= 100:
         columns = [columns[0], BarColumn(bar_width=20), *columns[1:], TimeRemainingColumn()]
-    return Progress(*columns, console=console, disable=not console.is_terminal)  # a file gets the summary alone
+    # A file or pipe gets the summary alone.
+    return Progress(*columns, console=console, expand=True, disable=not console.is_terminal)
 
 
 def _note(metrics: dict) -> str:

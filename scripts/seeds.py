@@ -41,8 +41,10 @@ def main():
     parser.add_argument("--seeds", type=int, default=10, help="train with seeds 0 to this, exclusive")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     parser.add_argument("--out", required=True, help="JSON file to write")
-    parser.add_argument("options", nargs="*", help="after --: options of `rlgraph train`")
-    args = parser.parse_args()
+    words = sys.argv[1:]
+    split = words.index("--") if "--" in words else len(words)
+    args = parser.parse_args(words[:split])
+    args.options = words[split + 1 :]
 
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         runs = pool.map(lambda seed: train(args, seed, Path(folder)), range(args.seeds))

@@ -358,6 +358,18 @@ def test_a_tiny_target_kl_leaves_one_update_an_iteration(backend):
     assert adam_steps(stopped) == {2}
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_seed_decides_weights_and_environments_alike(backend):
+    """Each by itself: runs that differ in their weights only would look different, too."""
+    first, again, other = (ppo(backend, short_env("Pendulum-v1"), seed=seed) for seed in (5, 5, 6))
+    weights = [agent.arrays()["actor.layers.0.weight"] for agent in (first, again, other)]
+    collectors = [agent.collector if backend == "torch" else agent.state.collector for agent in (first, again, other)]
+    starts = [np.asarray(collector.obs) for collector in collectors]
+    for a, b, c in (weights, starts):
+        np.testing.assert_array_equal(a, b)
+        assert not np.isclose(a, c).all(axis=-1).any()
+
+
 # ---- environments whose answer is known
 
 
