@@ -146,6 +146,10 @@ class Gaussian(eqx.Module):
     def _log_std(self):
         return jnp.clip(self.log_std, *LOG_STD_RANGE)
 
+    def bounded(self):
+        """With the parameter put back into its range: outside of it the clip has no gradient to return by."""
+        return eqx.tree_at(lambda d: d.log_std, self, self._log_std())
+
     def sample(self, mean, noise):
         action = mean + jnp.exp(self._log_std()) * noise.reshape(mean.shape)
         return action.reshape(noise.shape)

@@ -119,6 +119,11 @@ class Gaussian(nn.Module):
     def _log_std(self):
         return self.log_std.clamp(*LOG_STD_RANGE)
 
+    @torch.no_grad()
+    def bound_(self):
+        """Put the parameter back into its range, in place: outside of it the clamp has no gradient to return by."""
+        self.log_std.clamp_(*LOG_STD_RANGE)
+
     def _flat(self, action, mean):
         return action.reshape(mean.shape)
 

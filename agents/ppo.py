@@ -4,6 +4,8 @@ Schulman et al., "Proximal Policy Optimization Algorithms" (2017); the details f
 Implementation Details of Proximal Policy Optimization" (2022).
 """
 
+import dataclasses
+import math
 from dataclasses import dataclass
 
 from rlgraph.config import TrainConfig, check_seed
@@ -98,6 +100,13 @@ class PPOConfig(TrainConfig):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UsageError(f"{name} must be positive, but is {value}")
+        for name in ("entropy_coef", "value_coef"):
+            if not getattr(self, name) >= 0:
+                raise UsageError(f"{name} must be at least 0, but is {getattr(self, name)}")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UsageError(f"{field.name} must be finite, but is {value}")
         if not self.hidden or min(self.hidden) < 1:
             raise UsageError(f"hidden must name at least one layer of width 1 or more, but is {self.hidden}")
         for name, known in (("activation", ("tanh", "relu", "silu")), ("precision", ("ieee", "tf32", "bf16"))):

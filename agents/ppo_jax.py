@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from rlgraph.agents.moments_jax import Moments, merge_moments
-from rlgraph.agents.networks_jax import ActorCritic, from_arrays, to_arrays
+from rlgraph.agents.networks_jax import ActorCritic, Gaussian, from_arrays, to_arrays
 from rlgraph.agents.ppo import PPOConfig
 from rlgraph.agents.returns_jax import discounted_returns, gae
 from rlgraph.devices import jax_device
@@ -177,6 +177,8 @@ class PPO:
         gradient, metrics = jax.grad(ppo_loss, has_aux=True)(policy, batch, rows_M, config)
         direction, new_optimizer = self.optimizer.update(gradient, optimizer)
         new_policy = jax.tree.map(lambda p, d: p - learning_rate * d, policy, direction)
+        if isinstance(new_policy.distribution, Gaussian):
+            new_policy = eqx.tree_at(lambda p: p.distribution, new_policy, new_policy.distribution.bounded())
         if config.target_kl is not None:
             stopped = jnp.maximum(stopped, (metrics[3] > config.target_kl).astype(jnp.float32))
             new_policy, new_optimizer = jax.tree.map(
@@ -184,7 +186,7 @@ class PPO:
                 (new_policy, new_optimizer),
                 (policy, optimizer),
             )
-        norm = optax.global_norm(gradient)
+        norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(gradient)))
         return (new_policy, new_optimizer, stopped), jnp.stack([*metrics, norm, 1 - stopped])
 
     def _merge_obs(self, state: TrainState, obs: jax.Array) -> TrainState:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from rlgraph.agents.moments_torch import merge_moments
-from rlgraph.agents.networks_torch import ActorCritic, from_arrays, to_arrays
+from rlgraph.agents.networks_torch import ActorCritic, Gaussian, from_arrays, to_arrays
 from rlgraph.agents.ppo import PPOConfig
 from rlgraph.agents.returns_torch import discounted_returns, gae
 from rlgraph.devices import torch_device, torch_single_thread
@@ -162,6 +162,8 @@ class PPO:
             stopped.copy_(torch.maximum(stopped, (metrics[3] > config.target_kl).float()))
             self.optimizer.found_inf = stopped
         self.optimizer.step()
+        if isinstance(self.policy.distribution, Gaussian):
+            self.policy.distribution.bound_()
         return torch.stack([*metrics, norm, 1 - stopped])
 
     # ---- what the run holds

@@ -22,12 +22,11 @@ class TrainConfig:
     device: str = "auto"
     """auto (a GPU if there is one), cpu, cuda, cuda:1."""
     mode: str = "auto"
-    """torch: eager, compile, graph-uncompiled, graph; jax: eager, jit, graph. auto: graph on a GPU, else the fastest
-    to start."""
+    """torch: eager, compile, graph-uncompiled, graph; jax: eager, jit, graph. auto: graph on a GPU."""
     seed: int = 0
     """Same seed, same run; in [0, 2**32)."""
     total_steps: int = 500_000
-    """Environment steps to train for, over all environments; rounded up to whole iterations."""
+    """Environment steps to train for, over all environments, rounded up to whole iterations."""
     eval_episodes: int = 100
     """Episodes that the trained policy plays greedily at the end."""
     run_dir: str = ""
