@@ -127,7 +127,7 @@ class PPO:
         state, batch = self._advantages(state, rollout)
         learning_rate = jnp.float32(config.learning_rate)
         if config.anneal_lr:
-            learning_rate = learning_rate * (1 - state.iteration / config.num_iterations)
+            learning_rate = learning_rate * jnp.maximum(0, 1 - state.iteration / config.num_iterations)
 
         order = [jax.random.permutation(k, config.batch_size) for k in jax.random.split(order_key, config.num_epochs)]
         rows_UM = jnp.concatenate(order).reshape(config.num_updates, -1)

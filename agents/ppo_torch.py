@@ -112,7 +112,8 @@ class PPO:
         with torch.no_grad():
             batch = self._advantages(rollout)
             if config.anneal_lr:
-                self.learning_rate.copy_(config.learning_rate * (1 - self.iteration / config.num_iterations))
+                left = (1 - self.iteration / config.num_iterations).clamp(min=0)
+                self.learning_rate.copy_(config.learning_rate * left)
         totals, stopped = torch.zeros(7, device=self.device), torch.zeros((), device=self.device)
         for _ in range(config.num_epochs):
             order = torch.randperm(config.batch_size, generator=self.generator, device=self.device)

@@ -8,6 +8,10 @@ class UsageError(ValueError):
     """A wrong name, option or value. The command line prints it as one line and exits with code 2."""
 
 
+class CaptureError(RuntimeError):
+    """A function cannot be captured. The message names the operation, its line, and what to write instead."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """An error for a name that is not in `known`, with the nearest known name in it.
 

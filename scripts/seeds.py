@@ -26,7 +26,8 @@ def train(args, seed, folder):
     command += ["--seed", str(seed), "--run-dir", str(run_dir), *args.options]
     environment = dict(os.environ)
     if args.jobs > 1:
-        environment["OMP_NUM_THREADS"] = "1"  # side by side, threads would only get in each other's way
+        # Side by side, threads get in each other's way, and no run may take all of a GPU's memory.
+        environment |= {"OMP_NUM_THREADS": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if run.returncode:
         raise SystemExit(f"seed {seed} failed: {run.stderr.strip()}")

@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+# Tests run side by side, and torch's threads would only wait for each other. Before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # By default JAX takes most of a GPU's memory at its first use, which would leave torch none in this process.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 

@@ -92,7 +92,7 @@ def test_gae_by_hand(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["terminated", "truncated"])
-@pytest.mark.parametrize("T", [1, 2, 5, 8])
+@pytest.mark.parametrize("T", [1, 2, 7])
 def test_nothing_leaks_into_the_episode_before_or_after(backend, kind, T):
     """Huge numbers beyond the end, in column `end` after row `end`, change nothing before it, to the last bit."""
     flags = {"terminated": np.zeros((T, T), bool), "truncated": np.zeros((T, T), bool)}

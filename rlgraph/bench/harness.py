@@ -125,7 +125,7 @@ class _Cell:
             while waiting and len(running) < self.plan.build_jobs:
                 name = waiting.pop(0)
                 self.workers[name] = Worker(VARIANTS[name].prepare.__module__, name)
-                self.workers[name].send("prepare", self.work)
+                self.workers[name].send("prepare", self.work, name not in self.rows)
                 running.append(name)
             name = running.pop(0)
             self.show(f"preparing {self._label()}: {name}", 0)

@@ -28,7 +28,7 @@ def _gymnasium(work: Workload) -> Prepared:
     rng = np.random.default_rng(work.seed)
     space, discrete = envs.single_action_space, isinstance(envs.single_action_space, gymnasium.spaces.Discrete)
     shape = (work.num_envs, *space.shape)
-    held, seen = {"obs": envs.reset(seed=work.seed)[0]}, {}
+    held, seen = {"obs": envs.reset(seed=work.seed)[0], "done": np.zeros(work.num_envs, bool)}, {}
 
     def actions(obs):
         if work.column == "env":
@@ -45,19 +45,14 @@ def _gymnasium(work: Workload) -> Prepared:
             if not discrete:
                 action = np.clip(action, space.low, space.high).astype(np.float32)
             obs, reward, terminated, truncated, _ = envs.step(action)
-            rows.append((held["obs"], reward, terminated | truncated))
-            held["obs"] = obs
+            # In the step after an end Gymnasium only resets; the other variants have no such step.
+            rows.append((held["obs"], reward, terminated | truncated, ~held["done"]))
+            held["obs"], held["done"] = obs, terminated | truncated
         seen["rows"] = rows
 
     def outcome() -> dict:
-        obs, reward, done = (np.stack(column) for column in zip(*seen["rows"]))
-        # Gymnasium resets in the step after the end, which gives no reward: leave those out as other variants do.
-        counted = means(obs, reward, done)
-        resets = float(done.mean())
-        for name in ("reward", "episode ends"):
-            mean, error = counted[name]
-            counted[name] = (mean / (1 - resets), error)
-        return {"obs": obs[:COMPARED_STEPS], "means": counted}
+        obs, reward, done, counted = (np.stack(column) for column in zip(*seen["rows"]))
+        return {"obs": obs[:COMPARED_STEPS], "means": means(obs, reward, done, counted)}
 
     # The host takes part in every step, so the clock is the measure, also on a GPU.
     return Prepared(timer(run, torch.device("cpu")), outcome, launches=lambda: 0)

@@ -136,14 +136,19 @@ def disagreement(variant: Variant, got: dict, expected: dict) -> str | None:
     return None
 
 
-def means(obs: np.ndarray, reward: np.ndarray, done: np.ndarray) -> dict[str, tuple[float, float]]:
+def means(
+    obs: np.ndarray, reward: np.ndarray, done: np.ndarray, counted: np.ndarray | None = None
+) -> dict[str, tuple[float, float]]:
     """Mean and standard error of what a rollout saw, over its B environments.
 
     Args:
         obs: [T, B, ...]; reward, done: [T, B]. Steps of one environment depend on each other, environments do not.
+        counted: [T, B] bool, the steps that count: not those in which an environment only resets.
     """
+    counted = np.ones(reward.shape, bool) if counted is None else counted
     series = {"reward": reward, "episode ends": done, "|obs|": np.abs(obs.reshape(*reward.shape, -1)).mean(-1)}
-    per_env = {name: np.asarray(x, float).mean(axis=0) for name, x in series.items()}
+    steps_B = np.maximum(counted.sum(axis=0), 1)
+    per_env = {name: (np.asarray(x, float) * counted).sum(axis=0) / steps_B for name, x in series.items()}
     return {name: (float(x.mean()), float(x.std() / max(len(x), 1) ** 0.5)) for name, x in per_env.items()}
 
 

@@ -15,6 +15,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from rlgraph.errors import CaptureError
+
 # Operations that need the host in the middle of the work, and what to write in their place.
 # The names are ATen's; `masked` stands for indexing by a boolean tensor.
 UNCAPTURABLE = {
@@ -28,16 +30,14 @@ UNCAPTURABLE = {
 }
 
 
-class CaptureError(RuntimeError):
-    """The function cannot be captured. The message names the operation, its line, and what to write instead."""
-
-
 def compiled(fn: Callable) -> Callable:
     """`torch.compile` for a function that is captured by hand.
 
     Inductor's own CUDA graphs are off, so that neither its graph tree nor a second pool stands inside the capture;
     shapes are fixed; a graph break is an error rather than a silent slow path.
     """
+    # A notice about Inductor itself, that a user can do nothing about.
+    warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
     return torch.compile(_with_own_code(fn), fullgraph=True, dynamic=False, options={"triton.cudagraphs": False})
 
 
@@ -208,7 +208,7 @@ class Graph:
             for i in range(max(2, warmup)):
                 # The first call may compile, and autotuning synchronises. From the second on, a synchronising call
                 # is an error here, before it can break a capture.
-                with _without_notices(), _synchronising_is_an_error() if i else contextlib.nullcontext():
+                with _synchronising_is_an_error() if i else contextlib.nullcontext():
                     self._fn(*self._inputs)
         except Exception as error:
             self._diagnose()
@@ -286,20 +286,13 @@ def _first_line(error: BaseException) -> str:
 @contextlib.contextmanager
 def _synchronising_is_an_error():
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
-
-
-@contextlib.contextmanager
-def _without_notices():
-    """Leave out torch's notices about itself that a user can do nothing about; every other warning comes through."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
-        warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
-        yield
 
 
 @contextlib.contextmanager
