@@ -84,7 +84,7 @@ def _bench(options: BenchOptions, words: list[str]) -> int:
     path = _free_path(options, on_gpu)
     content = {
         "version": results.VERSION,
-        "command": " ".join(["rlgraph bench", *words]),
+        "command": " ".join(["rlgraph bench", *_without_out(words)]),
         "interrupted": True,
         "columns": COLUMNS,
         "settings": {
@@ -167,6 +167,18 @@ def _plan(options: BenchOptions, on_gpu: bool) -> harness.Plan:
     for work in plan.cells():
         work.config("torch", "eager")  # so is a number that no variant could work with
     return plan
+
+
+def _without_out(words: list[str]) -> list[str]:
+    """The command less where it wrote, which is nobody else's concern."""
+    kept, words = [], list(words)
+    while words:
+        word = words.pop(0)
+        if word == "--out":
+            words = words[1:]
+        elif not word.startswith("--out="):
+            kept.append(word)
+    return kept
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -123,7 +123,6 @@ def _rejax(work: Workload) -> Prepared:
     """rejax's PPO: the same network, T, B, epochs and minibatches."""
     import jax
     import rejax
-    from flax import linen
 
     from rlgraph.bench.jax_variants import repeated
     from rlgraph.devices import jax_device
@@ -131,7 +130,7 @@ def _rejax(work: Workload) -> Prepared:
     try:
         agent = rejax.get_algo("ppo").create(
             env=work.env,
-            agent_kwargs={"hidden_layer_sizes": work.hidden, "activation": linen.tanh},
+            agent_kwargs={"hidden_layer_sizes": work.hidden, "activation": "tanh"},
             num_envs=work.num_envs,
             num_steps=work.num_steps,
             num_epochs=work.num_epochs,

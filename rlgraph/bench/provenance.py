@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 PACKAGES = ("rlgraph", "torch", "jax", "jaxlib", "triton", "numpy", "gymnasium", "gymnax", "rejax")
-FLAGS = ("XLA_", "CUDA_", "TORCH", "OMP_", "JAX_", "NVIDIA_")
+FLAGS = ("XLA_", "CUDA_VISIBLE", "CUDA_LAUNCH", "CUDA_MODULE", "TORCH", "OMP_", "JAX_", "NVIDIA_TF32")
 
 
 def provenance(commit: str = "") -> dict:

@@ -204,4 +204,4 @@ def _digits(x: float) -> str:
 
 
 def _line(parts: list[str]) -> str:
-    return "| " + " | ".join(parts) + " |"
+    return "| " + " | ".join(part.replace("|", "\\|") for part in parts) + " |"

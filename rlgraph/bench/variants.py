@@ -146,7 +146,7 @@ def means(
         counted: [T, B] bool, the steps that count: not those in which an environment only resets.
     """
     counted = np.ones(reward.shape, bool) if counted is None else counted
-    series = {"reward": reward, "episode ends": done, "|obs|": np.abs(obs.reshape(*reward.shape, -1)).mean(-1)}
+    series = {"reward": reward, "episode ends": done, "abs(obs)": np.abs(obs.reshape(*reward.shape, -1)).mean(-1)}
     steps_B = np.maximum(counted.sum(axis=0), 1)
     per_env = {name: (np.asarray(x, float) * counted).sum(axis=0) / steps_B for name, x in series.items()}
     return {name: (float(x.mean()), float(x.std() / max(len(x), 1) ** 0.5)) for name, x in per_env.items()}

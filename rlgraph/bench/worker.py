@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 import traceback
+from pathlib import Path
 
 import numpy as np
 
@@ -151,4 +152,4 @@ def _in_a_line(error: BaseException) -> str:
         return "out of device memory"
     message = (str(error).strip().splitlines() or [""])[0][:300]
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {message} ({frame.filename}:{frame.lineno})"
+    return f"{type(error).__name__}: {message} ({'/'.join(Path(frame.filename).parts[-3:])}:{frame.lineno})"

@@ -1,0 +1,33 @@
+"""The README's examples run as they stand, and no link in the documentation leads nowhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+VECTOR, CAPTURE = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+def test_the_vector_environment_example():
+    names = {}
+    exec(VECTOR, names)
+    assert names["obs"].shape == (4096, 4)
+    assert names["reward"].shape == (4096,)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_capture_example(device):
+    names = {}
+    exec(CAPTURE.replace('"cuda"', f'"{device}"'), names)
+    assert names["graph"].replays == 1000
+    assert names["graph"].captured == (device == "cuda")
+    # The sum of 1000 standard normals in each of 4096 walks.
+    assert names["position"].std().item() == pytest.approx(1000**0.5, rel=0.05)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert target.startswith("http") or (page.parent / target).exists(), target
