@@ -215,7 +215,8 @@ def _print(content: dict, console: Console) -> None:
     for cell, rows in report.cells(content).items():
         table = Table(*report.HEADER[:6], title=report.title(cell))
         for row in rows:
-            table.add_row(*report.columns_of(row, rows)[:6])
+            if not report.elsewhere(row):
+                table.add_row(*report.columns_of(row, rows)[:6])
         console.print(table)
     for line in report.overhead_lines(content["launch_overhead"]):
         console.print(line, markup=False, highlight=False)

@@ -17,6 +17,11 @@ def cells(content: dict) -> dict[tuple, list[dict]]:
     return grouped
 
 
+def elsewhere(row: dict) -> bool:
+    """Whether a row only says that its variant belongs to other columns."""
+    return row["status"] == "skipped" and str(row["reason"]).startswith("does not measure")
+
+
 def ratio(row: dict, rows: list[dict]) -> float | None:
     """How many times the throughput of its backend's eager mode in the same cell; None where that was not timed."""
     eager = [r for r in rows if r["variant"] == EAGER.get(row["backend"]) and r["seconds"]]
@@ -76,7 +81,7 @@ def markdown(content: dict) -> str:
         lines += ["", "**Interrupted: rows marked so have fewer repeats.**"]
     for cell, rows in cells(content).items():
         lines += ["", f"**{title(cell)}**", "", _line(HEADER), _line(["---"] + ["---:"] * (len(HEADER) - 1))]
-        lines += [_line(columns_of(row, rows)) for row in rows if not _elsewhere(row)]
+        lines += [_line(columns_of(row, rows)) for row in rows if not elsewhere(row)]
     lines += overhead_lines(content["launch_overhead"])
     return "\n".join(lines) + "\n"
 
@@ -188,10 +193,6 @@ def report(files: list[str], out: str) -> str:
     if out:
         parts.append("\n".join(f"![]({path})" for path in plot(contents, Path(out)) if path.suffix == ".svg"))
     return "\n".join(parts)
-
-
-def _elsewhere(row: dict) -> bool:
-    return row["status"] == "skipped" and str(row["reason"]).startswith("does not measure")
 
 
 def _noise(row: dict) -> float:
