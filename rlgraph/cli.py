@@ -23,7 +23,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from rlgraph.agents import AGENTS
-from rlgraph.errors import CaptureError, UsageError, unknown
+from rlgraph.errors import CaptureError, UsageError, is_out_of_memory, unknown
 from rlgraph.registry import ENVIRONMENTS, make
 from rlgraph.train import Result, config_class, default_config, evaluate_run, train
 
@@ -52,6 +52,10 @@ def main(argv: list[str] | None = None) -> int:
         return _complain(str(error), 2)
     except CaptureError as error:
         return _complain(f"{error}; --mode eager runs without a graph", 1)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return _complain("out of memory: lower --num-envs, --num-steps or --hidden", 1)
     except BrokenPipeError:  # the reader, such as `| head`, has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain at exit
         return 1

@@ -12,6 +12,14 @@ class CaptureError(RuntimeError):
     """A function cannot be captured. The message names the operation, its line, and what to write instead."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether torch, JAX or numpy ran out of memory, on a device or on the host; each says it in its own way."""
+    marks = ("out of memory", "resource_exhausted", "allocate memory", "overflowed")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(mark in str(error).lower() for mark in marks)
+    )
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """An error for a name that is not in `known`, with the nearest known name in it.
 

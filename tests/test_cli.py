@@ -684,3 +684,12 @@ def test_a_reader_that_leaves_early_is_no_failure_to_report(tmp_path):
     process.stdout.close()
     assert process.stderr.read() == b""
     assert process.wait() == 1
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_asking_for_too_much_memory_is_one_line(backend, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "ppo", "--num-envs", "1000000000000", "--backend", backend, "--device", "cpu"]) == 1
+    error = capsys.readouterr().err
+    assert error.splitlines() == ["rlgraph: out of memory: lower --num-envs, --num-steps or --hidden"]
+    assert not list((tmp_path / "runs").iterdir())

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from rlgraph.bench.variants import VARIANTS, Prepared, Skipped, Workload
+from rlgraph.errors import is_out_of_memory
 
 LEAST_SECONDS = 0.05  # a repeat that takes less is run several times back to back, and divided
 MOST_CALLS = 1000
@@ -148,7 +149,7 @@ def _peak_memory() -> int | None:
 
 def _in_a_line(error: BaseException) -> str:
     """Kind, first line and place of an error."""
-    if "out of memory" in str(error).lower() or "RESOURCE_EXHAUSTED" in str(error):
+    if is_out_of_memory(error):
         return "out of device memory"
     message = (str(error).strip().splitlines() or [""])[0][:300]
     frame = traceback.extract_tb(error.__traceback__)[-1]
