@@ -88,6 +88,13 @@ def test_inputs_are_copied_into_static_buffers(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_an_input_with_a_gradient_leaves_none_in_the_buffers(device):
+    graph = capture(lambda x: x * 2, torch.zeros(3, device=device))
+    for _ in range(2):
+        assert not graph.replay(torch.ones(3, device=device, requires_grad=True)).requires_grad
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_outputs_are_the_same_tensors_every_time(device):
     graph = capture(lambda x: x + 1, torch.zeros(3, device=device))
     first = graph.replay(torch.zeros(3, device=device))

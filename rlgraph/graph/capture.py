@@ -168,7 +168,7 @@ class Graph:
                     f"got {given.dtype}{list(given.shape)}"
                 )
             if given is not static:
-                static.copy_(given, non_blocking=True)
+                static.copy_(given.detach(), non_blocking=True)
 
     def _run_directly(self):
         result = self._fn(*self._inputs)
