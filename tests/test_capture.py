@@ -87,11 +87,17 @@ def test_inputs_are_copied_into_static_buffers(device):
     assert graph.replay().tolist() == [2, 4, 6, 8]  # nothing given: the last inputs stand
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_an_input_with_a_gradient_leaves_none_in_the_buffers(device):
-    graph = capture(lambda x: x * 2, torch.zeros(3, device=device))
-    for _ in range(2):
-        assert not graph.replay(torch.ones(3, device=device, requires_grad=True)).requires_grad
+def test_an_input_with_a_gradient_leaves_none_in_the_buffers():
+    seen = []
+
+    def double(x):
+        seen.append(x.requires_grad)
+        return x * 2
+
+    graph = capture(double, torch.zeros(3))
+    graph.replay(torch.ones(3, requires_grad=True))
+    graph.replay(torch.ones(3, requires_grad=True))
+    assert not any(seen)
 
 
 @pytest.mark.parametrize("device", DEVICES)
