@@ -69,7 +69,7 @@ class PPOConfig(TrainConfig):
     activation: str = "tanh"
     """tanh, relu or silu."""
     precision: str = "tf32"
-    """Matrix products on a GPU: ieee (float32), tf32 (JAX's own default) or bf16."""
+    """Matrix products of float32 on a GPU: ieee, or tf32 (JAX's own default)."""
 
     def __post_init__(self):
         check_seed(self.seed)
@@ -109,7 +109,7 @@ class PPOConfig(TrainConfig):
                 raise UsageError(f"{field.name} must be finite, but is {value}")
         if not self.hidden or min(self.hidden) < 1:
             raise UsageError(f"hidden must name at least one layer of width 1 or more, but is {self.hidden}")
-        for name, known in (("activation", ("tanh", "relu", "silu")), ("precision", ("ieee", "tf32", "bf16"))):
+        for name, known in (("activation", ("tanh", "relu", "silu")), ("precision", ("ieee", "tf32"))):
             if getattr(self, name) not in known:
                 raise UsageError(f"{name} must be one of {', '.join(known)}, but is {getattr(self, name)!r}")
 

@@ -1,13 +1,9 @@
-"""Precision of matrix products on a GPU, chosen, not inherited from the process.
-
-"ieee" is float32 throughout; "tf32" rounds the factors to 19 bits, "bf16" to bfloat16; sums are float32, and weights
-and optimiser stay float32, in all three. On a CPU it is always float32 in torch.
-"""
+"""Precision of float32 matrix products on a GPU: "ieee" or "tf32" (19 bits in, float32 sums), chosen, not inherited."""
 
 import contextlib
 
-TORCH_NAMES = {"ieee": "highest", "tf32": "high", "bf16": "high"}
-JAX_NAMES = {"ieee": "highest", "tf32": "tensorfloat32", "bf16": "bfloat16"}
+TORCH_NAMES = {"ieee": "highest", "tf32": "high"}
+JAX_NAMES = {"ieee": "highest", "tf32": "tensorfloat32"}
 
 
 @contextlib.contextmanager
@@ -18,9 +14,7 @@ def torch_matmul_precision(precision: str):
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(TORCH_NAMES[precision])
     try:
-        # Without its cache of cast weights, which would outlive an optimiser step inside one capture.
-        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
-            yield
+        yield
     finally:
         torch.set_float32_matmul_precision(before)
 
