@@ -803,6 +803,22 @@ def test_it_finds_the_continuous_action(backend):
     assert (returns > -0.05).all()
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("value", [-9.0, 9.0])
+def test_a_standard_deviation_beyond_its_range_comes_back(backend, value):
+    """Beyond the range the clamp has no gradient, so without help the parameter would stay there for good."""
+    agent = ppo(backend, "Pendulum-v1")
+    if backend == "torch":
+        with torch.no_grad():
+            agent.policy.distribution.log_std.fill_(value)
+    else:
+        arrays = {**agent.arrays(), "distribution.log_std": np.full(1, value, np.float32)}
+        agent.state = agent.state._replace(policy=networks_jax.from_arrays(agent.policy, arrays))
+    iterate(agent)
+    low, high = networks_torch.LOG_STD_RANGE
+    assert low <= agent.arrays()["distribution.log_std"].item() <= high
+
+
 # ---- on an NVIDIA GPU
 
 

@@ -54,7 +54,8 @@ class Collector:
         self.return_B = torch.zeros(num_envs, device=self.device)
         self.totals = EpisodeTotals(*(torch.zeros(num_envs, device=self.device) for _ in range(3)))
         self.rollout = self._buffers()
-        mode = resolve("torch", mode, on_gpu := self.device.type == "cuda")
+        on_gpu = self.device.type == "cuda"
+        mode = resolve("torch", mode, on_gpu)
         self._step = compiled(self._record_step) if compiles(mode, on_gpu) else self._record_step
         self.graph, self._run = None, self._take_steps
         if MODES["torch"][mode].graph:

@@ -11,6 +11,7 @@ from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
+from rlgraph.config import check_seed
 from rlgraph.environment import DISABLED, SAME_STEP, Environment, replace_params
 from rlgraph.errors import UsageError
 
@@ -163,8 +164,7 @@ class VectorEnv(gymnasium.vector.VectorEnv):
             seed = operator.index(seed)
         except TypeError:
             raise UsageError(f"seed must be one integer for the whole batch, but is {seed!r}") from None
-        if not 0 <= seed < 2**32:
-            raise UsageError(f"seed must be in [0, 2**32), but is {seed}")
+        check_seed(seed)
         super().reset(seed=seed)  # Gymnasium's own np_random_seed
         self._seed(seed)
 
