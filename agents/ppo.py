@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from rlgraph.config import TrainConfig, check_seed
 from rlgraph.errors import UsageError
+from rlgraph.precision import PRECISIONS
 
 # What one iteration reports, in this order, in one vector on the device. Means over the iteration's minibatches,
 # but for the last three, which are sums over the episodes that ended in it.
@@ -69,7 +70,7 @@ class PPOConfig(TrainConfig):
     activation: str = "tanh"
     """tanh, relu or silu."""
     precision: str = "tf32"
-    """Matrix products of float32 on a GPU: ieee, or tf32 (JAX's own default)."""
+    """Matrix products on a GPU: ieee (float32), tf32 (JAX's own default) or bf16; see rlgraph/precision.py."""
 
     def __post_init__(self):
         check_seed(self.seed)
@@ -109,7 +110,7 @@ class PPOConfig(TrainConfig):
                 raise UsageError(f"{field.name} must be finite, but is {value}")
         if not self.hidden or min(self.hidden) < 1:
             raise UsageError(f"hidden must name at least one layer of width 1 or more, but is {self.hidden}")
-        for name, known in (("activation", ("tanh", "relu", "silu")), ("precision", ("ieee", "tf32"))):
+        for name, known in (("activation", ("tanh", "relu", "silu")), ("precision", PRECISIONS)):
             if getattr(self, name) not in known:
                 raise UsageError(f"{name} must be one of {', '.join(known)}, but is {getattr(self, name)!r}")
 

@@ -9,11 +9,13 @@ import numpy as np
 from rlgraph.bench.variants import Prepared, Workload, variant
 
 
-def _fake(name, scale=1.0, pause=0.06, frozen=False, dies=False, **options):
+def _fake(name, scale=1.0, pause=0.06, frozen=False, dies=False, divisible=False, **options):
     @variant(name, "fake", **options)
     def prepare(work: Workload) -> Prepared:
         if name == "fake-raises":
             raise RuntimeError("this variant always fails\nand says so in two lines")
+        if name == "fake-hungry" and _crowded():
+            raise MemoryError
         rng, held = np.random.default_rng(work.seed), {}
 
         def seconds(n=1):
@@ -32,7 +34,24 @@ def _fake(name, scale=1.0, pause=0.06, frozen=False, dies=False, **options):
             x = held["obs"].mean(0)
             return {"obs": held["obs"], "means": {"reward": (x.mean(), x.std() / len(x) ** 0.5)}}
 
-        return Prepared(seconds, outcome, launches=lambda: 1 if seconds() else 0)
+        def step_seconds(num_steps):
+            return num_steps * 0.1
+
+        return Prepared(
+            seconds,
+            outcome,
+            launches=lambda: 1 if seconds() else 0,
+            step_seconds=step_seconds if divisible else None,
+        )
+
+
+def _crowded() -> bool:
+    """True the first time: the card is full as long as the other variants are there."""
+    mark = Path(os.environ["BENCH_FAKES_LOG"] + ".crowded")
+    if mark.exists():
+        return False
+    mark.touch()
+    return True
 
 
 _fake("fake-eager")
@@ -46,6 +65,8 @@ _fake("fake-gpu", gpu_only=True, reference="fake-eager")
 _fake("fake-peer", requires=("no_such_package",))
 _fake("fake-training", columns=("train",), reference="fake-eager")
 _fake("fake-slow", pause=0.5, reference="fake-eager")
+_fake("fake-long", pause=2.0, divisible=True, reference="fake-eager")
+_fake("fake-hungry", reference="fake-eager")
 
 
 @variant("heavy-cartpole", "torch", reference="torch-eager", columns=("env",))

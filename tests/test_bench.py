@@ -85,6 +85,30 @@ def test_variants_take_turns(tmp_path, monkeypatch):
     assert sorted(runs[: start - 1]) == ["fake-eager"] * 3 + ["fake-good"] * 3
 
 
+def test_a_long_repeat_is_timed_by_fewer_of_its_steps(tmp_path):
+    content = bench(tmp_path, "--variants", "fake-long", "--columns", "env", "--repeats", "2")
+    row = by_name(content)["fake-long"]
+    assert row["status"] == "ok"
+    assert row["steps_timed"] in (4, 5)  # of ten: what fits in a second where all take a little over two
+    assert row["seconds"] == [pytest.approx(1.0)] * 2  # scaled up to all ten steps of 0.1 s
+    assert (
+        by_name(bench(tmp_path, "--variants", "fake-good", "--columns", "env", name="2"))["fake-good"]["steps_timed"]
+        == 10
+    )
+
+
+def test_what_finds_no_memory_beside_the_others_is_timed_alone(tmp_path, monkeypatch):
+    log = tmp_path / "log"
+    monkeypatch.setenv("BENCH_FAKES_LOG", str(log))
+    content = bench(tmp_path, "--variants", "fake-good,fake-hungry", "--columns", "env", "--repeats", "2")
+    row = by_name(content)["fake-hungry"]
+    assert row["status"] == "ok"
+    assert row["seconds"] == [0.06] * 2
+    assert row["reason"].startswith("timed alone")
+    assert log.read_text().split()[-7:] == ["fake-hungry"] * 7  # after the others: three to prepare, four in turn, one
+    assert "fake-hungry (alone)" in report.markdown(content)
+
+
 @pytest.mark.parametrize(
     ("names", "columns"),
     [
@@ -97,7 +121,7 @@ def test_real_variants_agree_and_are_timed(tmp_path, names, columns):
     options = ("--num-steps", "2", "--num-epochs", "1", "--num-minibatches", "1", "--repeats", "2", "--build-jobs", "2")
     content = bench(tmp_path, "--variants", names, "--columns", columns, *options)
     for row in content["rows"]:
-        if row["variant"] == "torch-graph" or (row["variant"], row["column"]) == ("gymnasium", "train"):
+        if row["variant"] == "torch-graph":
             assert row["status"] == "skipped"
             continue
         assert row["status"] == "ok", row["reason"]

@@ -19,6 +19,7 @@ from rlgraph.agents import networks_jax, networks_torch, ppo_jax, ppo_torch
 from rlgraph.agents.ppo import METRICS, PPOConfig
 from rlgraph.environment import build
 from rlgraph.errors import UsageError
+from rlgraph.precision import jax_matmul_precision, torch_matmul_precision
 
 BACKENDS = ["torch", "jax"]
 FASTEST = {"torch": "eager", "jax": "jit"}  # modes, on a CPU
@@ -838,10 +839,13 @@ def gpu_run(mode, iterations, disturb=False, **changes):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
-def test_a_captured_iteration_equals_eager_bit_for_bit(env):
+@pytest.mark.parametrize(
+    ("env", "precision"),
+    [("CartPole-v1", "ieee"), ("Pendulum-v1", "ieee"), ("CartPole-v1", "bf16"), ("Pendulum-v1", "bf16")],
+)
+def test_a_captured_iteration_equals_eager_bit_for_bit(env, precision):
     """Ten replays with a reset and a new seed between them: metrics, parameters, Adam, statistics, environments."""
-    options = {"env": env, "target_kl": 0.01}
+    options = {"env": env, "target_kl": 0.01, "precision": precision}
     eager, graph = (gpu_run(mode, 10, disturb=True, **options) for mode in ("eager", "graph-uncompiled"))
     assert graph[2].graph.captured
     assert "one CUDA graph an iteration, replayed 10 times" in graph[2].execution()
@@ -893,6 +897,54 @@ def test_on_a_gpu_graphs_are_the_default_and_it_says_so(backend):
     assert agent.mode == "graph"
     expected = {"torch": "one CUDA graph an iteration, replayed 1 times", "jax": "command buffers on"}
     assert expected[backend] in agent.execution()
+
+
+def in_precision(backend, precision, obs):
+    """Values and gradient of a loss of random-looking weights, computed on the GPU."""
+    agent = ppo(backend, device="cuda", precision=precision, hidden=(64, 64))
+    if backend == "torch":
+        with torch_matmul_precision(precision):
+            value = agent.policy.value(torch.as_tensor(obs, device="cuda"))
+        (value**2).mean().backward()
+        weight = agent.policy.critic.layers[1].weight
+        assert weight.dtype == weight.grad.dtype == torch.float32
+        return value.float().numpy(force=True), weight.grad.numpy(force=True)
+
+    def loss(policy):
+        value = policy.value(obs)
+        return (value**2).mean(), value
+
+    with jax_matmul_precision(precision):
+        gradient, value = jax.jit(jax.grad(loss, has_aux=True))(agent.policy)
+    weight = gradient.critic.layers[1].weight
+    assert weight.dtype == value.dtype == np.float32
+    return np.asarray(value), np.asarray(weight)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_lower_precision_differs_by_its_rounding(backend):
+    """And by no less: a setting without effect would show here too."""
+    obs = np.random.default_rng(0).normal(size=(4096, 4)).astype(np.float32)
+    exact, tf32, bf16 = (in_precision(backend, precision, obs) for precision in ("ieee", "tf32", "bf16"))
+    for what in (0, 1):  # values, gradient
+        errors = [np.linalg.norm(x[what] - exact[what]) / np.linalg.norm(exact[what]) for x in (tf32, bf16)]
+        print(backend, ("values", "gradient")[what], errors)
+        assert 1e-6 < errors[0] < 2e-3  # 10 bits of fraction
+        assert 3e-4 < errors[1] < 2e-2  # 7 bits
+        assert errors[1] > 2 * errors[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_iteration_in_bf16_is_close_to_one_in_ieee(backend):
+    metrics = {}
+    for precision in ("ieee", "bf16"):
+        agent = ppo(backend, device="cuda", precision=precision, **TINY)
+        metrics[precision] = iterate(agent)
+    for name in ("value_loss", "entropy", "episodes"):
+        assert metrics["bf16"][name] == pytest.approx(metrics["ieee"][name], rel=0.1), name
+    assert metrics["bf16"] != metrics["ieee"]
 
 
 @pytest.mark.gpu

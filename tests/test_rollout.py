@@ -179,6 +179,32 @@ def test_jax_rollouts_are_consistent(id):
     assert not np.array_equal(first, second)
 
 
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_values_are_computed_in_parts_where_there_are_many(backend, monkeypatch):
+    """13 steps of 8 environments, at most 40 rows at once: parts of 5, 5 and 3 steps."""
+    rows = []
+
+    def value(obs):
+        rows.append(obs.shape[:2])
+        return obs[..., 2]
+
+    monkeypatch.setattr(f"rlgraph.rollout.{backend}.VALUE_ROWS", 40)
+    env = rlgraph.make("CartPole-v1")
+    if backend == "torch":
+        generator = torch.Generator().manual_seed(0)
+        rollout, _ = Collector(env, torch_policy(env, "cpu")[0], value, 8, 13, generator).collect()
+    else:
+
+        def act(obs, noise):
+            return (noise < 0.5).astype(jnp.int32), noise
+
+        state = start(env, 8, jax.random.key(0))
+        _, rollout, _ = jax.jit(collect, static_argnums=(0, 1, 2, 4))(env, act, value, state, 13, jax.random.key(1))
+    assert sorted(rows) == sorted([(5, 8), (5, 8), (3, 8)] * 2)
+    np.testing.assert_array_equal(rollout.value_TB, rollout.obs[..., 2])
+    np.testing.assert_array_equal(rollout.final_value_TB, rollout.final_obs[..., 2])
+
+
 @pytest.mark.parametrize("id", ENVIRONMENTS)
 def test_unrolling_the_scan_changes_nothing(id):
     for (plain, _), (unrolled, _) in zip(jax_rollouts(id)[1], jax_rollouts(id, mode_unroll=8)[1]):

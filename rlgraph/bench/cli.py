@@ -36,7 +36,7 @@ class BenchOptions:
     """Steps a repeat T; 0: 128 on a GPU, 32 without."""
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers of actor and critic."""
-    precision: Literal["ieee", "tf32"] = "tf32"
+    precision: Literal["ieee", "tf32", "bf16"] = "tf32"
     """Matrix products on a GPU."""
     num_epochs: int = 4
     """Passes of a training iteration over its steps."""

@@ -4,11 +4,11 @@ import dataclasses
 import importlib
 import importlib.util
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from rlgraph.bench.variants import VARIANTS, Variant, Workload, disagreement
-from rlgraph.bench.worker import Worker
+from rlgraph.bench.worker import OUT_OF_MEMORY, Worker, first_ready
 from rlgraph.errors import UsageError, unknown
 
 # Importing these fills the table of variants; a program adds its own by registering them in an importable module.
@@ -68,15 +68,14 @@ def run(plan: Plan, on_gpu: bool, show: Callable[[str, int], None], keep: Callab
         show: called with what is being done, and how many steps of progress that completes.
         keep: called with each cell's rows as soon as they are there, also after Ctrl-C in the middle of a cell.
     """
+    outcomes = _further_references(plan, on_gpu, show)
     for work in plan.cells():
-        cell = _Cell(plan, work, on_gpu, show)
+        cell = _Cell(plan, work, plan.variants, on_gpu, outcomes[work], show)
         try:
-            cell.prepare()
-            cell.check()
-            cell.time()
-            cell.finish()
+            cell.measure()
+            for name in cell.crowded_out():
+                cell.measure_alone(name)
         finally:
-            cell.close()
             for row in cell.rows.values():
                 keep(row)
 
@@ -86,18 +85,59 @@ def progress_total(plan: Plan) -> int:
     return len(plan.cells()) * len(plan.variants) * (plan.repeats + WARM_UP_REPEATS + 1)
 
 
-class _Cell:
-    """All variants on one workload."""
+def _further_references(plan: Plan, on_gpu: bool, show: Callable[[str, int], None]) -> dict[Workload, dict]:
+    """What references that were not asked for compute, by workload, or there would be nothing to check against.
 
-    def __init__(self, plan: Plan, work: Workload, on_gpu: bool, show: Callable[[str, int], None]):
-        self.plan, self.work, self.show = plan, work, show
-        self.variants = {name: VARIANTS[name] for name in plan.variants}
-        self.references = {
-            v.reference for v in self.variants.values() if v.reference and v.reference not in self.variants
-        }
+    All run before the first cell, each once: op by op JAX compiles for a minute on one core, and a machine has several.
+    """
+    outcomes: dict[Workload, dict] = {work: {} for work in plan.cells()}
+    waiting = []
+    for work in plan.cells():
+        wanted = [VARIANTS[name] for name in plan.variants if _why_not(VARIANTS[name], work, on_gpu) is None]
+        waiting += [(work, name) for name in sorted({v.reference for v in wanted if v.reference} - {*plan.variants})]
+    for at_once in (plan.build_jobs, 1):  # those that the others left no memory for run once more, one by one
+        crowded = []
+        for (work, name), worker, answer in _prepared(waiting, at_once, only_outcome=True):
+            show(f"reference {name}: {work.column}, {work.num_envs} environments", 0)
+            worker.close()
+            if "ok" in answer:
+                outcomes[work][name] = answer["ok"]["outcome"]
+            elif answer.get("failed") == OUT_OF_MEMORY:
+                crowded.append((work, name))
+        waiting = crowded
+    return outcomes
+
+
+def _prepared(
+    jobs: list[tuple[Workload, str]], at_once: int, only_outcome: bool = False
+) -> Iterator[tuple[tuple[Workload, str], Worker, dict]]:
+    """Prepare each (workload, variant) in a worker of its own, some at once. Yields (job, worker, answer)."""
+    waiting, running = list(jobs), {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                work, name = waiting.pop(0)
+                worker = Worker(VARIANTS[name].prepare.__module__, name)
+                worker.send("prepare", work, only_outcome)
+                running[worker] = (work, name)
+            worker = first_ready(list(running))
+            yield running.pop(worker), worker, worker.receive()
+    finally:
+        for worker in running:
+            worker.close()
+
+
+class _Cell:
+    """Some variants on one workload.
+
+    Args:
+        outcomes: what references compute on it, by name, as far as it is known; this cell's own are added.
+    """
+
+    def __init__(self, plan: Plan, work: Workload, names: tuple[str, ...], on_gpu: bool, outcomes: dict, show):
+        self.plan, self.work, self.outcomes, self.show = plan, work, outcomes, show
         self.workers: dict[str, Worker] = {}
-        self.outcomes: dict[str, dict] = {}
-        self.rows = {name: self._row(v, _why_not(v, work, on_gpu)) for name, v in self.variants.items()}
+        self.rows = {name: self._row(VARIANTS[name], _why_not(VARIANTS[name], work, on_gpu)) for name in names}
 
     def _row(self, v: Variant, reason: str | None) -> dict:
         status = {"status": "skipped", "reason": reason} if reason else {"status": "interrupted", "reason": None}
@@ -115,74 +155,82 @@ class _Cell:
     def _label(self) -> str:
         return f"{self.work.column}, {self.work.num_envs} environments"
 
-    def prepare(self) -> None:
+    def measure(self) -> None:
+        """Prepare all, check all, time them in turns, count their launches."""
+        try:
+            self._prepare([name for name, row in self.rows.items() if row["status"] != "skipped"])
+            self._check()
+            self._time()
+            self._finish()
+        finally:
+            for worker in self.workers.values():
+                worker.close()
+            self.workers.clear()
+
+    def crowded_out(self) -> list[str]:
+        """Variants that found no memory while the others were there."""
+        crowded = [name for name, row in self.rows.items() if row["reason"] == OUT_OF_MEMORY]
+        return crowded if len(self.rows) > 1 else []
+
+    def measure_alone(self, name: str) -> None:
+        """Measure one variant once more, with the device to itself."""
+        cell = _Cell(self.plan, self.work, (name,), True, self.outcomes, lambda what, advance: self.show(what, 0))
+        try:
+            cell.measure()
+        finally:
+            self.rows[name] = cell.rows[name]
+        if self.rows[name]["status"] == "ok":
+            self.rows[name]["reason"] = "timed alone: no memory for it beside the others"
+
+    def _prepare(self, names: list[str]) -> None:
         """Build, compile, capture and first-run everything, before anything is timed."""
-        wanted = [name for name, row in self.rows.items() if row["status"] != "skipped"]
-        # A reference that was not asked for still runs once, or there would be nothing to check against.
-        needed = {VARIANTS[name].reference for name in wanted} & self.references
-        waiting, running = [*sorted(needed), *wanted], []
-        while waiting or running:
-            while waiting and len(running) < self.plan.build_jobs:
-                name = waiting.pop(0)
-                self.workers[name] = Worker(VARIANTS[name].prepare.__module__, name)
-                self.workers[name].send("prepare", self.work, name not in self.rows)
-                running.append(name)
-            name = running.pop(0)
-            self.show(f"preparing {self._label()}: {name}", 0)
-            self._prepared(name, self.workers[name].receive())
-
-    def _prepared(self, name: str, answer: dict) -> None:
-        if "ok" in answer:
-            self.outcomes[name] = answer["ok"].pop("outcome")
-            if name in self.rows:
+        # References first: what they compute is needed, whoever else finds no memory.
+        names = sorted(names, key=lambda name: VARIANTS[name].reference is not None)
+        self.show(f"preparing {self._label()}", 0)
+        for (_, name), worker, answer in _prepared([(self.work, name) for name in names], self.plan.build_jobs):
+            self.workers[name] = worker
+            if "ok" in answer:
+                self.outcomes[name] = answer["ok"].pop("outcome")
                 self.rows[name].update(answer["ok"])
-        elif name in self.rows:
-            status, reason = next(iter(answer.items()))
-            self.rows[name].update(status=status, reason=reason)
-        if "ok" not in answer or name not in self.rows:
-            self.workers.pop(name).close()
-        self.show(f"preparing {self._label()}", 1 if name in self.rows else 0)
+            else:
+                self._drop(name, *next(iter(answer.items())))
+            self.show(f"preparing {self._label()}: {name} is ready", 1)
 
-    def check(self) -> None:
+    def _drop(self, name: str, status: str, reason: str) -> None:
+        self.rows[name].update(status=status, reason=reason)
+        self.workers.pop(name).close()
+
+    def _check(self) -> None:
         """A variant that computes something else than its reference is reported as wrong, and not timed."""
         for name in list(self.workers):
-            v, row = self.variants[name], self.rows[name]
-            reason = None
-            if not row.pop("fresh"):
-                reason = "two runs drew the same random numbers"
+            v = VARIANTS[name]
+            if not self.rows[name].pop("fresh"):
+                self._drop(name, "wrong", "two runs drew the same random numbers")
             elif v.reference and v.reference not in self.outcomes:
-                reason = f"{v.reference} did not run, so there is nothing to check it against"
-            elif v.reference:
-                reason = disagreement(v, self.outcomes[name], self.outcomes[v.reference])
-            if reason:
-                row.update(status="wrong", reason=reason)
-                self.workers.pop(name).close()
+                self._drop(name, "failed", f"{v.reference} did not run, so there is nothing to check it against")
+            elif v.reference and (reason := disagreement(v, self.outcomes[name], self.outcomes[v.reference])):
+                self._drop(name, "wrong", reason)
 
-    def time(self) -> None:
+    def _time(self) -> None:
         """One repeat of each variant after the other, so that drift hits all alike."""
         for repeat in range(self.plan.repeats + WARM_UP_REPEATS):
             for name in list(self.workers):
                 answer = self.workers[name].ask("repeat")
-                if "ok" in answer and repeat >= WARM_UP_REPEATS:
+                if "failed" in answer:
+                    self._drop(name, "failed", answer["failed"])
+                elif repeat >= WARM_UP_REPEATS:
                     self.rows[name]["seconds"].append(answer["ok"])
                     self.rows[name].update(summary(self.rows[name]))
-                elif "failed" in answer:
-                    self.rows[name].update(status="failed", reason=answer["failed"])
-                    self.workers.pop(name).close()
                 self.show(f"timing {self._label()}", 1)
 
-    def finish(self) -> None:
-        for name, worker in self.workers.items():
+    def _finish(self) -> None:
+        for name in list(self.workers):
             self.show(f"counting launches, {self._label()}: {name}", 0)
-            answer = worker.ask("finish")
+            answer = self.workers[name].ask("finish")
             if "ok" in answer:
                 self.rows[name].update(answer["ok"], status="ok")
             else:
-                self.rows[name].update(status="failed", reason=next(iter(answer.values())))
-
-    def close(self) -> None:
-        for worker in self.workers.values():
-            worker.close()
+                self._drop(name, "failed", answer["failed"])
 
 
 def summary(row: dict) -> dict:

@@ -56,23 +56,23 @@ def _rollout(work: Workload, mode: str, steps_a_call: int, unroll: int) -> Prepa
         act, value = (policy.act, policy.value) if work.column == "policy" else random_policy(env)
         state = jax.tree.map(jnp.copy, (start(env, work.num_envs, start_key), key))
 
-    def some_steps(state):
+    def some_steps(state, num_steps):
         collector, key = state
         key, use = jax.random.split(key)
-        collector, rollout, totals = collect(env, act, value, collector, steps_a_call, use, unroll)
+        collector, rollout, totals = collect(env, act, value, collector, num_steps, use, unroll)
         return (collector, key), rollout, totals
 
-    call = prepare(some_steps, mode, donate_argnums=(0,), device=device)
+    call = prepare(some_steps, mode, donate_argnums=(0,), static_argnums=(1,), device=device)
     held = {"state": jax.device_put(state, device)}
 
-    def run(held):
+    def run(held, num_steps=work.num_steps):
         rollouts = []
-        for _ in range(work.num_steps // steps_a_call):
-            held["state"], rollout, _ = call(held["state"])
+        for done in range(0, num_steps, steps_a_call):
+            held["state"], rollout, _ = call(held["state"], min(steps_a_call, num_steps - done))
             rollouts.append(rollout)
         return rollouts
 
-    return repeated(work, run, _rollout_outcome, held)
+    return repeated(work, run, _rollout_outcome, held, divisible=mode == "eager" or steps_a_call == 1)
 
 
 def _rollout_outcome(rollouts: list[Rollout]) -> dict:
@@ -95,20 +95,25 @@ def random_policy(env: Environment):
     return lambda obs, noise: (noise * half, noise.reshape(len(noise), -1).sum(1) * 0), value
 
 
-def repeated(work: Workload, run, read, held=None) -> Prepared:
-    """Time `run(held)` by the clock, waiting for everything that it returns."""
+def repeated(work: Workload, run, read, held=None, divisible: bool = False) -> Prepared:
+    """Time `run(held)` by the clock, waiting for everything that it returns; if divisible, also `run(held, steps)`."""
     last = []
 
-    def seconds(n: int = 1) -> float:
+    def seconds(n: int = 1, *num_steps: int) -> float:
         started = time.perf_counter()
         with jax_matmul_precision(work.precision):
             for _ in range(n):
-                last[:] = [run(held)]
+                last[:] = [run(held, *num_steps)]
         jax.block_until_ready([getattr(x, "array", x) for x in last])
         return time.perf_counter() - started
 
     on_gpu = jax_device(work.device).platform == "gpu"
-    return Prepared(seconds, lambda: read(last[0]), launches=lambda: count_graph_launches(seconds) if on_gpu else 0)
+    return Prepared(
+        seconds,
+        lambda: read(last[0]),
+        launches=lambda: count_graph_launches(seconds) if on_gpu else 0,
+        step_seconds=(lambda num_steps: seconds(1, num_steps)) if divisible else None,
+    )
 
 
 def count_graph_launches(run) -> int:

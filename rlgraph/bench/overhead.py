@@ -44,7 +44,9 @@ def measure_launch_overhead(device: torch.device) -> dict:
     for kind in ("eager", "replay"):
         mine = [row for row in rows if row["kind"] == kind]
         for what in ("cpu", "gpu"):
-            slope, intercept = np.polyfit([r["kernels"] for r in mine], [r[f"{what}_us"] for r in mine], 1)
+            kernels, times = (np.array([r[key] for r in mine]) for key in ("kernels", f"{what}_us"))
+            # Relative errors, or the jitter of the longest chain would decide what a single launch costs.
+            slope, intercept = np.polyfit(kernels, times, 1, w=1 / times)
             figures[f"{kind}_{what}_us_per_kernel"] = float(slope)
             figures[f"{kind}_{what}_us_per_launch"] = float(intercept)
     figures["eager_us_per_kernel"] = max(figures["eager_cpu_us_per_kernel"], figures["eager_gpu_us_per_kernel"])

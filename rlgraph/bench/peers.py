@@ -1,61 +1,167 @@
 """What a user would otherwise pick: Gymnasium's own vector environment, gymnax and rejax, on the same work."""
 
+from typing import Any, NamedTuple
+
 import gymnasium
 import numpy as np
 import torch
 
-from rlgraph.agents.ppo_torch import build_policy
+from rlgraph.agents.ppo_torch import PPO, build_policy
 from rlgraph.bench.torch_variants import timer
-from rlgraph.bench.variants import COMPARED_STEPS, Prepared, Skipped, Workload, means, variant
+from rlgraph.bench.variants import COMPARED_STEPS, Prepared, Skipped, Workload, means, training_outcome, variant
+from rlgraph.precision import torch_matmul_precision
+from rlgraph.rollout import EpisodeTotals, Rollout
 
 MOST_PYTHON_ENVIRONMENTS = 4096  # Gymnasium's environments without a vector version run one after the other
 
 
-@variant("gymnasium", "gymnasium", reference="torch-eager", same_draws=False, columns=("env", "policy"))
+@variant("gymnasium", "gymnasium", reference="torch-eager", same_draws=False)
 def _gymnasium(work: Workload) -> Prepared:
-    """gymnasium.make_vec on the CPU; with a policy, in torch on the device, with the copies that this takes."""
-    if work.env not in gymnasium.registry:
-        raise Skipped(f"Gymnasium has no {work.env}")
-    vectorised = gymnasium.spec(work.env).vector_entry_point is not None
-    if not vectorised and work.num_envs > MOST_PYTHON_ENVIRONMENTS:
-        raise Skipped(f"{work.num_envs} environments one after the other in Python would take minutes a repeat")
-    envs = gymnasium.make_vec(
-        work.env, work.num_envs, vectorization_mode="vector_entry_point" if vectorised else "sync"
-    )
+    """gymnasium.make_vec on the CPU; actor, critic and update in torch on the device, with the copies this takes."""
+    if work.column == "train":
+        return _gymnasium_training(work)
     policy = build_policy(work.config("torch", "eager"), work.environment())
     device = policy.obs_mean.device
-    generator = torch.Generator(device).manual_seed(work.seed)
-    rng = np.random.default_rng(work.seed)
-    space, discrete = envs.single_action_space, isinstance(envs.single_action_space, gymnasium.spaces.Discrete)
-    shape = (work.num_envs, *space.shape)
-    held, seen = {"obs": envs.reset(seed=work.seed)[0], "done": np.zeros(work.num_envs, bool)}, {}
+    act = _random_actions(work) if work.column == "env" else _policy_actions(work, policy, device)
+    loop, seen = _GymnasiumLoop(work, act), {}
 
-    def actions(obs):
-        if work.column == "env":
-            return rng.integers(space.n, size=shape) if discrete else rng.normal(0, space.high, shape)
-        draw = torch.rand if discrete else torch.randn
-        with torch.no_grad():
-            action, _ = policy.act(torch.as_tensor(obs, device=device), draw(shape, generator=generator, device=device))
-        return action.cpu().numpy()
-
-    def run():
-        rows = []
-        for _ in range(work.num_steps):
-            action = actions(held["obs"])
-            if not discrete:
-                action = np.clip(action, space.low, space.high).astype(np.float32)
-            obs, reward, terminated, truncated, _ = envs.step(action)
-            # In the step after an end Gymnasium only resets; the other variants have no such step.
-            rows.append((held["obs"], reward, terminated | truncated, ~held["done"]))
-            held["obs"], held["done"] = obs, terminated | truncated
-        seen["rows"] = rows
+    def run(num_steps=work.num_steps):
+        with torch_matmul_precision(work.precision):
+            seen["rows"] = loop.steps(num_steps)
 
     def outcome() -> dict:
-        obs, reward, done, counted = (np.stack(column) for column in zip(*seen["rows"]))
+        rows = seen["rows"]
+        obs, reward, done, counted = map(np.stack, zip(*((r.obs, r.reward, r.done, ~r.resets) for r in rows)))
         return {"obs": obs[:COMPARED_STEPS], "means": means(obs, reward, done, counted)}
 
+    def step_seconds(num_steps):
+        return timer(lambda: run(num_steps), torch.device("cpu"))()
+
     # The host takes part in every step, so the clock is the measure, also on a GPU.
-    return Prepared(timer(run, torch.device("cpu")), outcome, launches=lambda: 0)
+    return Prepared(timer(run, torch.device("cpu")), outcome, launches=lambda: 0, step_seconds=step_seconds)
+
+
+class _GymnasiumStep(NamedTuple):
+    """One step of B environments: arrays, but for what the policy computed on its device."""
+
+    obs: np.ndarray
+    action: Any
+    log_prob: Any
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    resets: np.ndarray  # bool, this step only reset the environment: Gymnasium does so in the step after an end
+    final_obs: np.ndarray
+
+    @property
+    def done(self):
+        return self.terminated | self.truncated
+
+
+class _GymnasiumLoop:
+    """Gymnasium's own vector environment, stepped with `act`: obs [B, ...] -> (action, log-prob)."""
+
+    def __init__(self, work: Workload, act):
+        if work.env not in gymnasium.registry:
+            raise Skipped(f"Gymnasium has no {work.env}")
+        vectorised = gymnasium.spec(work.env).vector_entry_point is not None
+        if not vectorised and work.num_envs > MOST_PYTHON_ENVIRONMENTS:
+            raise Skipped(f"{work.num_envs} environments one after the other in Python would take minutes a repeat")
+        how = "vector_entry_point" if vectorised else "sync"
+        self.envs, self.act = gymnasium.make_vec(work.env, work.num_envs, vectorization_mode=how), act
+        self.obs, self.ended = self.envs.reset(seed=work.seed)[0], np.zeros(work.num_envs, bool)
+
+    def steps(self, num_steps: int) -> list[_GymnasiumStep]:
+        space, rows = self.envs.single_action_space, []
+        for _ in range(num_steps):
+            action, log_prob = self.act(self.obs)
+            to_env = action.numpy(force=True) if isinstance(action, torch.Tensor) else action
+            if isinstance(space, gymnasium.spaces.Box):
+                to_env = np.clip(to_env, space.low, space.high).astype(np.float32)
+            obs, reward, terminated, truncated, _ = self.envs.step(to_env)
+            rows.append(_GymnasiumStep(self.obs, action, log_prob, reward, terminated, truncated, self.ended, obs))
+            self.obs, self.ended = obs, terminated | truncated
+        return rows
+
+
+def _random_actions(work: Workload):
+    space, rng = work.environment().action_space, np.random.default_rng(work.seed)
+    shape = (work.num_envs, *space.shape)
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return lambda obs: (rng.integers(space.n, size=shape), None)
+    return lambda obs: (rng.normal(0, space.high, shape), None)
+
+
+def _policy_actions(work: Workload, policy, device: torch.device):
+    space, generator = work.environment().action_space, torch.Generator(device).manual_seed(work.seed)
+    draw = torch.rand if isinstance(space, gymnasium.spaces.Discrete) else torch.randn
+
+    @torch.no_grad()
+    def act(obs):
+        noise = draw((work.num_envs, *space.shape), generator=generator, device=device)
+        return policy.act(torch.as_tensor(obs, dtype=torch.float32, device=device), noise)
+
+    return act
+
+
+class _GymnasiumCollector:
+    """Takes the place of PPO's own collector: the same buffers, filled by Gymnasium's environments."""
+
+    def __init__(self, work: Workload, agent: PPO):
+        self.rollout, self.value, self.num_steps = agent.collector.rollout, agent.policy.value, work.num_steps
+        self.loop = _GymnasiumLoop(work, _policy_actions(work, agent.policy, agent.device))
+        self.return_B, self.length_B = np.zeros(work.num_envs), np.zeros(work.num_envs)
+        self.steps_taken = 0
+
+    @torch.no_grad()
+    def collect(self) -> tuple[Rollout, EpisodeTotals]:
+        rows, r = self.loop.steps(self.num_steps), self.rollout
+        columns = _GymnasiumStep(*zip(*rows))
+        for buffer, values in (
+            (r.obs, columns.obs),
+            (r.reward_TB, columns.reward),
+            (r.terminated_TB, [row.terminated | row.resets for row in rows]),
+            (r.truncated_TB, columns.truncated),
+            (r.final_obs, columns.final_obs),
+        ):
+            buffer.copy_(torch.as_tensor(np.stack(values)))
+        r.action.copy_(torch.stack(columns.action))
+        r.log_prob_TB.copy_(torch.stack(columns.log_prob))
+        r.value_TB.copy_(self.value(r.obs))
+        r.final_value_TB.copy_(self.value(r.final_obs))
+        # A step that only resets teaches nothing: as an end that is worth just V(s), its advantage is 0.
+        resets = torch.as_tensor(np.stack(columns.resets), device=r.reward_TB.device)
+        r.reward_TB.copy_(torch.where(resets, r.value_TB, r.reward_TB))
+        self.steps_taken = int((~resets).sum())
+        return r, EpisodeTotals(*(torch.tensor(total, device=resets.device) for total in self._totals(rows)))
+
+    def _totals(self, rows: list[_GymnasiumStep]) -> tuple[float, float, float]:
+        return_sum = length_sum = count = 0.0
+        for row in rows:
+            self.return_B += row.reward
+            self.length_B += ~row.resets
+            return_sum += (self.return_B * row.done).sum()
+            length_sum += (self.length_B * row.done).sum()
+            count += row.done.sum()
+            self.return_B *= ~row.done
+            self.length_B *= ~row.done
+        return return_sum, length_sum, count
+
+
+def _gymnasium_training(work: Workload) -> Prepared:
+    """PPO in torch, operation by operation, as a loop around Gymnasium's environments runs it."""
+    agent = PPO(work.config("torch", "eager"), work.environment())
+    agent.collector = _GymnasiumCollector(work, agent)
+    last = []
+
+    def run():
+        last[:] = [agent.iterate()]
+
+    return Prepared(
+        timer(run, agent.device),
+        lambda: training_outcome(last[0].get(), agent.collector.steps_taken),
+        launches=lambda: 0,
+    )
 
 
 @variant(

@@ -35,8 +35,9 @@ def columns_of(row: dict, rows: list[dict]) -> list[str]:
     times_eager, launches = ratio(row, rows), row.get("graph_launches")
     memory = row.get("peak_memory_bytes")
     one_off = " + ".join(f"{row[k]:.1f}" for k in ("import_s", "build_s", "capture_s", "first_call_s"))
+    note = row["status"] if row["status"] != "ok" else "alone" if row["reason"] else ""
     return [
-        row["variant"] + ("" if row["status"] == "ok" else f" ({row['status']})"),
+        row["variant"] + (f" ({note})" if note else ""),
         _digits(row["us_per_step"]),
         _digits(row["steps_per_second"] / 1e6),
         "" if times_eager is None else _digits(times_eager),

@@ -47,7 +47,7 @@ TIMED = {
     "capture_s": float,
     "first_call_s": float,
 }
-COUNTED = {"graph_launches": (int, OPTIONAL), "peak_memory_bytes": (int, OPTIONAL), "calls": int}
+COUNTED = {"graph_launches": (int, OPTIONAL), "peak_memory_bytes": (int, OPTIONAL), "calls": int, "steps_timed": int}
 STATUS = ("ok", "skipped", "wrong", "failed", "interrupted")
 
 

@@ -66,12 +66,15 @@ class Prepared:
             entry by entry where draws are the same; "means" {name: (mean, standard error)} in distribution.
         launches: run one repeat and count its graph launches; None where nothing can count them.
         capture_seconds: the part of preparing that was capture and instantiation.
+        step_seconds: where a repeat is a loop of separate steps: run n of them and return the seconds. A repeat that
+            takes long is then timed by fewer steps. None where a repeat cannot be divided.
     """
 
     seconds: Callable[..., float]
     outcome: Callable[[], dict]
     launches: Callable[[], int | None] = lambda: None
     capture_seconds: float = 0.0
+    step_seconds: Callable[[int], float] | None = None
 
 
 class Skipped(Exception):  # noqa: N818 - not an error

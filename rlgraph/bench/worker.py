@@ -3,6 +3,7 @@
 import copy
 import importlib
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import sys
@@ -17,6 +18,8 @@ from rlgraph.errors import is_out_of_memory
 
 LEAST_SECONDS = 0.05  # a repeat that takes less is run several times back to back, and divided
 MOST_CALLS = 1000
+LONG_SECONDS = 1.0  # a repeat that takes more is timed by as many of its steps as fit in, where it can be divided
+OUT_OF_MEMORY = "out of device memory"
 
 
 class Worker:
@@ -29,18 +32,18 @@ class Worker:
 
     def __init__(self, module: str, name: str):
         context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
-        self._pipe, far = context.Pipe()
+        self.pipe, far = context.Pipe()
         self._process = context.Process(target=_serve, args=(far, module, name), daemon=True)
         self._process.start()
         far.close()
 
     def send(self, command: str, *args) -> None:
-        self._pipe.send((command, args))
+        self.pipe.send((command, args))
 
     def receive(self) -> dict:
         """The answer: {"ok": ...}, {"skipped": reason} or {"failed": reason}."""
         try:
-            return self._pipe.recv()
+            return self.pipe.recv()
         except (EOFError, ConnectionResetError):
             self._process.join()
             return {"failed": f"its process died with exit code {self._process.exitcode}"}
@@ -54,7 +57,13 @@ class Worker:
     def close(self) -> None:
         self._process.terminate()
         self._process.join()
-        self._pipe.close()
+        self.pipe.close()
+
+
+def first_ready(workers: list[Worker]) -> Worker:
+    """The first of some workers to have an answer, or to have died."""
+    ready = multiprocessing.connection.wait([worker.pipe for worker in workers])
+    return next(worker for worker in workers if worker.pipe in ready)
 
 
 def _serve(pipe, module: str, name: str) -> None:
@@ -91,7 +100,8 @@ class _Holder:
     def __init__(self, name: str):
         self.name, self.import_seconds, self.import_error = name, 0.0, None
         self.prepared: Prepared | None = None
-        self.calls = 1
+        self.calls = 1  # repeats back to back
+        self.num_steps = self.steps = 0  # of a repeat, and those of them that are timed
 
     def prepare(self, work: Workload, only_outcome: bool = False) -> dict:
         """Build, compile, capture, and run. Returns one-off costs and what the first run computed.
@@ -108,10 +118,9 @@ class _Holder:
         outcome = copy.deepcopy(self.prepared.outcome())  # it may be a view of what the next run overwrites
         if only_outcome:
             return {"outcome": outcome}
-        self.prepared.seconds()
-        again = self.prepared.outcome()
         once = self.prepared.seconds()
-        self.calls = max(1, min(MOST_CALLS, round(LEAST_SECONDS / max(once, 1e-9))))
+        again = self.prepared.outcome()
+        self._choose_length(work, once)
         return {
             "import_s": self.import_seconds,
             "build_s": built - started - self.prepared.capture_seconds,
@@ -121,13 +130,29 @@ class _Holder:
             "fresh": _differ(outcome, again),
         }
 
+    def _choose_length(self, work: Workload, once: float) -> None:
+        self.num_steps = self.steps = work.num_steps
+        if once > LONG_SECONDS and self.prepared.step_seconds:
+            self.steps = max(1, int(work.num_steps * LONG_SECONDS / once))
+            self.prepared.step_seconds(self.steps)  # compiles, where this length is a new shape
+        elif once <= LONG_SECONDS:
+            once = self.prepared.seconds()  # the run before may still have been warming up
+            self.calls = max(1, min(MOST_CALLS, round(LEAST_SECONDS / max(once, 1e-9))))
+
     def repeat(self) -> float:
         """Seconds of one repeat."""
+        if self.steps < self.num_steps:
+            return self.prepared.step_seconds(self.steps) * self.num_steps / self.steps
         return self.prepared.seconds(self.calls) / self.calls
 
     def finish(self) -> dict:
         """Count the graph launches of one more repeat, and read the memory's high mark."""
-        return {"graph_launches": self.prepared.launches(), "peak_memory_bytes": _peak_memory(), "calls": self.calls}
+        return {
+            "graph_launches": self.prepared.launches(),
+            "peak_memory_bytes": _peak_memory(),
+            "calls": self.calls,
+            "steps_timed": self.steps,
+        }
 
 
 def _differ(first: dict, second: dict) -> bool:
@@ -150,7 +175,7 @@ def _peak_memory() -> int | None:
 def _in_a_line(error: BaseException) -> str:
     """Kind, first line and place of an error."""
     if is_out_of_memory(error):
-        return "out of device memory"
+        return OUT_OF_MEMORY
     message = (str(error).strip().splitlines() or [""])[0][:300]
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {message} ({'/'.join(Path(frame.filename).parts[-3:])}:{frame.lineno})"

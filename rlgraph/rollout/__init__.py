@@ -4,6 +4,10 @@ from typing import Any, NamedTuple
 
 Array = Any
 
+# The critic runs over T * B observations after the steps; at most so many at once, or its activations would take
+# several times the memory of the rollout itself.
+VALUE_ROWS = 2**22
+
 
 class Rollout(NamedTuple):
     """T steps of B environments. Row t holds what was seen before the action of step t, and what the step gave.

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from rlgraph.environment import SAME_STEP, Carry, Environment
-from rlgraph.rollout import EpisodeTotals, Rollout
+from rlgraph.rollout import VALUE_ROWS, EpisodeTotals, Rollout
 
 
 class Collector(NamedTuple):
@@ -64,8 +64,15 @@ def collect(
     (collector, totals), steps = jax.lax.scan(
         record_step, (collector, totals), (noise, u_TBN), unroll=min(unroll, num_steps)
     )
-    rollout = steps._replace(value_TB=value(steps.obs), final_value_TB=value(steps.final_obs))
+    rollout = steps._replace(value_TB=_in_parts(value, steps.obs), final_value_TB=_in_parts(value, steps.final_obs))
     return collector, rollout, EpisodeTotals(*(total_B.sum() for total_B in totals))
+
+
+def _in_parts(value: Callable, obs: jax.Array) -> jax.Array:
+    """value(obs), [T, B, ...] -> [T, B], of at most VALUE_ROWS rows at once."""
+    steps_at_once = max(1, VALUE_ROWS // obs.shape[1])
+    parts = [value(obs[t : t + steps_at_once]) for t in range(0, obs.shape[0], steps_at_once)]
+    return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
 def _record_step(env: Environment, act: Callable, running, noise, u_BN):

@@ -12,7 +12,7 @@ import torch
 from rlgraph.environment import SAME_STEP, Environment
 from rlgraph.graph.capture import capture, compiled
 from rlgraph.modes import MODES, compiles, resolve
-from rlgraph.rollout import EpisodeTotals, Rollout
+from rlgraph.rollout import VALUE_ROWS, EpisodeTotals, Rollout
 
 
 class Collector:
@@ -87,8 +87,11 @@ class Collector:
         steps = self.rollout._replace(value_TB=None, final_value_TB=None)
         for t in range(T):
             self._step(noise[t], u_TBN[t], *(buffer[t] for buffer in steps if buffer is not None))
-        self.rollout.value_TB.copy_(self.value(self.rollout.obs))
-        self.rollout.final_value_TB.copy_(self.value(self.rollout.final_obs))
+        steps_at_once = max(1, VALUE_ROWS // B)
+        for t in range(0, T, steps_at_once):
+            rows = slice(t, t + steps_at_once)
+            self.rollout.value_TB[rows].copy_(self.value(self.rollout.obs[rows]))
+            self.rollout.final_value_TB[rows].copy_(self.value(self.rollout.final_obs[rows]))
         return self.rollout, EpisodeTotals(*(total_B.sum() for total_B in self.totals))
 
     def _record_step(self, noise, u_BN, obs, action, log_prob_B, reward_B, terminated_B, truncated_B, final_obs):
