@@ -25,6 +25,7 @@ from rich.text import Text
 from rlgraph.agents import AGENTS
 from rlgraph.errors import CaptureError, UsageError, is_out_of_memory, unknown
 from rlgraph.registry import ENVIRONMENTS, make
+from rlgraph.terminal import terminal_console
 from rlgraph.train import Result, config_class, default_config, evaluate_run, train
 
 USAGE = """usage: rlgraph COMMAND ...
@@ -95,7 +96,7 @@ def _train(argv: list[str]) -> int:
     env = _values(options, "--env")  # read ahead, because the other options' defaults depend on it
     default = default_config(agent, env[0] if env else "CartPole-v1")
     config = _parse(config_class(agent), options, f"rlgraph train {agent}", default)
-    console = _console()
+    console = terminal_console()
     with _progress(console) as progress:
         task = progress.add_task("setting up", total=config.num_iterations * config.batch_size, note="")
 
@@ -146,7 +147,7 @@ def _envs(argv: list[str]) -> int:
     table = Table(*rows[0], box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for row in rows:
         table.add_row(*map(Text, row.values()))
-    console = _console()
+    console = terminal_console()
     if Console(width=200).measure(table).maximum <= console.width:
         console.print(table)
         return 0
@@ -256,12 +257,6 @@ def _values(argv: list[str], option: str) -> list[str]:
         elif taking:
             values.append(word)
     return values
-
-
-def _console() -> Console:
-    """As wide as the terminal; a file or pipe has no width, so nothing is folded or cut for it."""
-    console = Console()
-    return console if console.is_terminal else Console(width=200)
 
 
 def _progress(console: Console) -> Progress:

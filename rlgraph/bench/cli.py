@@ -12,7 +12,7 @@ import torch
 import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from rlgraph.bench import harness, report, results
 from rlgraph.bench.overhead import measure_launch_overhead
@@ -20,6 +20,7 @@ from rlgraph.bench.provenance import clocks, provenance
 from rlgraph.bench.variants import COLUMNS, Workload
 from rlgraph.errors import UsageError, unknown
 from rlgraph.registry import make
+from rlgraph.terminal import terminal_console
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def _bench(options: BenchOptions, words: list[str]) -> int:
         "rows": [],
     }
     results.write(path, content)  # now, so that a path that cannot be written costs no measurement
-    console = Console()
+    console = terminal_console()
     with contextlib.suppress(KeyboardInterrupt):
         _measure(plan, on_gpu, content, path, console)
         content["interrupted"] = False
@@ -213,7 +214,7 @@ def _free_path(options: BenchOptions, on_gpu: bool) -> Path:
 
 def _print(content: dict, console: Console) -> None:
     for cell, rows in report.cells(content).items():
-        table = Table(*report.HEADER[:6], title=report.title(cell))
+        table = Table(Column("variant", no_wrap=True), *report.HEADER[1:6], title=report.title(cell))
         for row in rows:
             if not report.elsewhere(row):
                 table.add_row(*report.columns_of(row, rows)[:6])

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from rlgraph.bench.variants import VARIANTS, Variant, Workload, disagreement
-from rlgraph.bench.worker import OUT_OF_MEMORY, Worker, first_ready
+from rlgraph.bench.worker import OUT_OF_MEMORY, Worker, close, first_ready
 from rlgraph.errors import UsageError, unknown
 
 # Importing these fills the table of variants; a program adds its own by registering them in an importable module.
 MODULES = ("rlgraph.bench.torch_variants", "rlgraph.bench.jax_variants", "rlgraph.bench.peers")
 WARM_UP_REPEATS = 2  # after the checks: XLA records its command buffers in its first runs
+CHECKED_ENVS = 64  # at least so many where means are compared: their standard error is over environments
 WIDE_SPREAD = 0.10  # (max - min) / median above which a figure is marked
 
 
@@ -70,7 +71,7 @@ def run(plan: Plan, on_gpu: bool, show: Callable[[str, int], None], keep: Callab
     """
     outcomes = _further_references(plan, on_gpu, show)
     for work in plan.cells():
-        cell = _Cell(plan, work, plan.variants, on_gpu, outcomes[work], show)
+        cell = _Cell(plan, work, plan.variants, on_gpu, outcomes, show)
         try:
             cell.measure()
             for name in cell.crowded_out():
@@ -85,25 +86,35 @@ def progress_total(plan: Plan) -> int:
     return len(plan.cells()) * len(plan.variants) * (plan.repeats + WARM_UP_REPEATS + 1)
 
 
-def _further_references(plan: Plan, on_gpu: bool, show: Callable[[str, int], None]) -> dict[Workload, dict]:
-    """What references that were not asked for compute, by workload, or there would be nothing to check against.
+Outcomes = dict[tuple[Workload, str], dict]  # what each variant computed on a workload
+
+
+def checked_on(v: Variant, work: Workload) -> Workload:
+    """The workload that a variant is checked on: in distribution, fewer than CHECKED_ENVS would say too little."""
+    return work if v.same_draws else dataclasses.replace(work, num_envs=max(work.num_envs, CHECKED_ENVS))
+
+
+def _further_references(plan: Plan, on_gpu: bool, show: Callable[[str, int], None]) -> Outcomes:
+    """What references compute that the cells will not run by themselves, or there would be nothing to check against.
 
     All run before the first cell, each once: op by op JAX compiles for a minute on one core, and a machine has several.
     """
-    outcomes: dict[Workload, dict] = {work: {} for work in plan.cells()}
-    waiting = []
+    needed = {}  # a dict keeps the order
     for work in plan.cells():
-        wanted = [VARIANTS[name] for name in plan.variants if _why_not(VARIANTS[name], work, on_gpu) is None]
-        waiting += [(work, name) for name in sorted({v.reference for v in wanted if v.reference} - {*plan.variants})]
+        for v in (VARIANTS[name] for name in plan.variants):
+            if v.reference and _why_not(v, work, on_gpu) is None:
+                needed[(checked_on(v, work), v.reference)] = None
+    by_themselves = {(work, name) for work in plan.cells() for name in plan.variants}
+    waiting, outcomes = [job for job in needed if job not in by_themselves], {}
     for at_once in (plan.build_jobs, 1):  # those that the others left no memory for run once more, one by one
         crowded = []
-        for (work, name), worker, answer in _prepared(waiting, at_once, only_outcome=True):
-            show(f"reference {name}: {work.column}, {work.num_envs} environments", 0)
-            worker.close()
+        for job, worker, answer in _prepared(waiting, at_once, only_outcome=True):
+            show(f"reference {job[1]}: {job[0].column}, {job[0].num_envs} environments", 0)
+            close([worker])
             if "ok" in answer:
-                outcomes[work][name] = answer["ok"]["outcome"]
+                outcomes[job] = answer["ok"]["outcome"]
             elif answer.get("failed") == OUT_OF_MEMORY:
-                crowded.append((work, name))
+                crowded.append(job)
         waiting = crowded
     return outcomes
 
@@ -118,23 +129,22 @@ def _prepared(
             while waiting and len(running) < at_once:
                 work, name = waiting.pop(0)
                 worker = Worker(VARIANTS[name].prepare.__module__, name)
-                worker.send("prepare", work, only_outcome)
+                worker.send("prepare", work, checked_on(VARIANTS[name], work), only_outcome)
                 running[worker] = (work, name)
             worker = first_ready(list(running))
             yield running.pop(worker), worker, worker.receive()
     finally:
-        for worker in running:
-            worker.close()
+        close(list(running))
 
 
 class _Cell:
     """Some variants on one workload.
 
     Args:
-        outcomes: what references compute on it, by name, as far as it is known; this cell's own are added.
+        outcomes: what references compute, as far as it is known; this cell's own are added.
     """
 
-    def __init__(self, plan: Plan, work: Workload, names: tuple[str, ...], on_gpu: bool, outcomes: dict, show):
+    def __init__(self, plan: Plan, work: Workload, names: tuple[str, ...], on_gpu: bool, outcomes: Outcomes, show):
         self.plan, self.work, self.outcomes, self.show = plan, work, outcomes, show
         self.workers: dict[str, Worker] = {}
         self.rows = {name: self._row(VARIANTS[name], _why_not(VARIANTS[name], work, on_gpu)) for name in names}
@@ -163,8 +173,7 @@ class _Cell:
             self._time()
             self._finish()
         finally:
-            for worker in self.workers.values():
-                worker.close()
+            close(list(self.workers.values()))
             self.workers.clear()
 
     def crowded_out(self) -> list[str]:
@@ -190,7 +199,7 @@ class _Cell:
         for (_, name), worker, answer in _prepared([(self.work, name) for name in names], self.plan.build_jobs):
             self.workers[name] = worker
             if "ok" in answer:
-                self.outcomes[name] = answer["ok"].pop("outcome")
+                self.outcomes[checked_on(VARIANTS[name], self.work), name] = answer["ok"].pop("outcome")
                 self.rows[name].update(answer["ok"])
             else:
                 self._drop(name, *next(iter(answer.items())))
@@ -198,17 +207,18 @@ class _Cell:
 
     def _drop(self, name: str, status: str, reason: str) -> None:
         self.rows[name].update(status=status, reason=reason)
-        self.workers.pop(name).close()
+        close([self.workers.pop(name)])
 
     def _check(self) -> None:
         """A variant that computes something else than its reference is reported as wrong, and not timed."""
         for name in list(self.workers):
             v = VARIANTS[name]
+            on = checked_on(v, self.work)
             if not self.rows[name].pop("fresh"):
                 self._drop(name, "wrong", "two runs drew the same random numbers")
-            elif v.reference and v.reference not in self.outcomes:
+            elif v.reference and (on, v.reference) not in self.outcomes:
                 self._drop(name, "failed", f"{v.reference} did not run, so there is nothing to check it against")
-            elif v.reference and (reason := disagreement(v, self.outcomes[name], self.outcomes[v.reference])):
+            elif v.reference and (reason := disagreement(v, self.outcomes[on, name], self.outcomes[on, v.reference])):
                 self._drop(name, "wrong", reason)
 
     def _time(self) -> None:

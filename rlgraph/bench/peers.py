@@ -181,6 +181,7 @@ def _gymnax(work: Workload) -> Prepared:
     from rlgraph.agents import ppo_jax
     from rlgraph.bench.jax_variants import random_policy, repeated
     from rlgraph.devices import jax_device
+    from rlgraph.rollout.jax import in_parts
 
     try:
         env, params = gymnax.make(work.env)
@@ -209,7 +210,7 @@ def _gymnax(work: Workload) -> Prepared:
     @jax.jit
     def rollout(carry):
         carry, steps = jax.lax.scan(one_step, carry, None, work.num_steps)
-        return carry, steps, value(steps[0])
+        return carry, steps, in_parts(value, steps[0])
 
     held = {"carry": jax.device_put((obs, state, key), device)}
 
@@ -249,7 +250,7 @@ def _rejax(work: Workload) -> Prepared:
     device = jax_device(work.device)
     iterate = jax.jit(lambda state: agent.train_iteration(state), donate_argnums=(0,))
     with jax.default_device(device):
-        held = {"state": agent.init_state(jax.random.key(work.seed))}
+        held = {"state": _with_small_head(agent.init_state(jax.random.key(work.seed)))}
         # What the untrained policy meets, as the others report of their first iteration.
         _, first = jax.jit(agent.collect_trajectories)(held["state"])
     ends, steps = float(first.done.sum()), work.num_envs * work.num_steps
@@ -260,3 +261,14 @@ def _rejax(work: Workload) -> Prepared:
         return held["state"].global_step
 
     return repeated(work, run, lambda step: outcome, held)
+
+
+def _with_small_head(state):
+    """rejax's state with its actor's last layer as small as ours: untrained, both policies then do the same."""
+    import jax
+
+    def smaller(path, x):
+        return x * 0.03 if any(getattr(key, "key", "").startswith("action_") for key in path) else x
+
+    actor = state.actor_ts
+    return state.replace(actor_ts=actor.replace(params=jax.tree_util.tree_map_with_path(smaller, actor.params)))

@@ -147,8 +147,12 @@ def means(
     Args:
         obs: [T, B, ...]; reward, done: [T, B]. Steps of one environment depend on each other, environments do not.
         counted: [T, B] bool, the steps that count: not those in which an environment only resets.
+
+    Of each environment the first 3/4 T steps that count are taken: all have as many, and how often episodes end depends
+    on how long one has been watching.
     """
     counted = np.ones(reward.shape, bool) if counted is None else counted
+    counted = counted & (counted.cumsum(axis=0) <= max(1, len(counted) * 3 // 4))
     series = {"reward": reward, "episode ends": done, "abs(obs)": np.abs(obs.reshape(*reward.shape, -1)).mean(-1)}
     steps_B = np.maximum(counted.sum(axis=0), 1)
     per_env = {name: (np.asarray(x, float) * counted).sum(axis=0) / steps_B for name, x in series.items()}

@@ -33,8 +33,8 @@ class Worker:
     def __init__(self, module: str, name: str):
         context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
         self.pipe, far = context.Pipe()
-        self._process = context.Process(target=_serve, args=(far, module, name), daemon=True)
-        self._process.start()
+        self.process = context.Process(target=_serve, args=(far, module, name), daemon=True)
+        self.process.start()
         far.close()
 
     def send(self, command: str, *args) -> None:
@@ -45,19 +45,26 @@ class Worker:
         try:
             return self.pipe.recv()
         except (EOFError, ConnectionResetError):
-            self._process.join()
-            return {"failed": f"its process died with exit code {self._process.exitcode}"}
+            self.process.join()
+            return {"failed": f"its process died with exit code {self.process.exitcode}"}
 
     def ask(self, command: str, *args) -> dict:
-        if not self._process.is_alive():
-            return {"failed": f"its process died with exit code {self._process.exitcode}"}
+        if not self.process.is_alive():
+            return {"failed": f"its process died with exit code {self.process.exitcode}"}
         self.send(command, *args)
         return self.receive()
 
-    def close(self) -> None:
-        self._process.terminate()
-        self._process.join()
-        self.pipe.close()
+
+def close(workers: list[Worker]) -> None:
+    """End some workers: by themselves if they can, so that they clear up, within a few seconds."""
+    for worker in workers:
+        worker.pipe.close()
+    deadline = time.monotonic() + 3
+    for worker in workers:
+        worker.process.join(max(0.0, deadline - time.monotonic()))
+        if worker.process.is_alive():
+            worker.process.terminate()
+            worker.process.join()
 
 
 def first_ready(workers: list[Worker]) -> Worker:
@@ -83,7 +90,7 @@ def _serve(pipe, module: str, name: str) -> None:
     while True:
         try:
             command, args = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             return
         try:
             answer = {"ok": getattr(holder, command)(*args)}
@@ -91,7 +98,10 @@ def _serve(pipe, module: str, name: str) -> None:
             answer = {"skipped": str(reason)}
         except Exception as error:
             answer = {"failed": _in_a_line(error)}
-        pipe.send(answer)
+        try:
+            pipe.send(answer)
+        except OSError:  # the near end is gone
+            return
 
 
 class _Holder:
@@ -103,8 +113,8 @@ class _Holder:
         self.calls = 1  # repeats back to back
         self.num_steps = self.steps = 0  # of a repeat, and those of them that are timed
 
-    def prepare(self, work: Workload, only_outcome: bool = False) -> dict:
-        """Build, compile, capture, and run. Returns one-off costs and what the first run computed.
+    def prepare(self, work: Workload, checked_on: Workload, only_outcome: bool = False) -> dict:
+        """Build, compile, capture, and run. Returns one-off costs and what the first run on `checked_on` computed.
 
         With `only_outcome` (a reference that is not timed itself) one run is all.
         """
@@ -126,7 +136,7 @@ class _Holder:
             "build_s": built - started - self.prepared.capture_seconds,
             "capture_s": self.prepared.capture_seconds,
             "first_call_s": first_call,
-            "outcome": outcome,
+            "outcome": outcome if checked_on == work else _first_outcome(self.name, checked_on),
             "fresh": _differ(outcome, again),
         }
 
@@ -153,6 +163,12 @@ class _Holder:
             "calls": self.calls,
             "steps_timed": self.steps,
         }
+
+
+def _first_outcome(name: str, work: Workload) -> dict:
+    prepared = VARIANTS[name].prepare(work)
+    prepared.seconds()
+    return copy.deepcopy(prepared.outcome())
 
 
 def _differ(first: dict, second: dict) -> bool:

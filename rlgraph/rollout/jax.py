@@ -64,11 +64,11 @@ def collect(
     (collector, totals), steps = jax.lax.scan(
         record_step, (collector, totals), (noise, u_TBN), unroll=min(unroll, num_steps)
     )
-    rollout = steps._replace(value_TB=_in_parts(value, steps.obs), final_value_TB=_in_parts(value, steps.final_obs))
+    rollout = steps._replace(value_TB=in_parts(value, steps.obs), final_value_TB=in_parts(value, steps.final_obs))
     return collector, rollout, EpisodeTotals(*(total_B.sum() for total_B in totals))
 
 
-def _in_parts(value: Callable, obs: jax.Array) -> jax.Array:
+def in_parts(value: Callable, obs: jax.Array) -> jax.Array:
     """value(obs), [T, B, ...] -> [T, B], of at most VALUE_ROWS rows at once."""
     steps_at_once = max(1, VALUE_ROWS // obs.shape[1])
     parts = [value(obs[t : t + steps_at_once]) for t in range(0, obs.shape[0], steps_at_once)]
