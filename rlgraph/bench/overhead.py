@@ -11,12 +11,12 @@ from rlgraph.graph.capture import capture
 CHAIN_LENGTHS = (1, 10, 100, 300, 1000)
 REPEATS = 30
 
-# The rule of thumb that is passed around, each part with the figures here that it is about.
+# The rule of thumb that is passed around, each part with the figure here that it is about, and the range it says.
 RULES = (
-    ("a kernel launched eagerly costs 5 to 10 µs", lambda f: 5 <= f["eager_us_per_kernel"] <= 10),
-    ("a replayed kernel costs under 1 µs of the host's time", lambda f: f["replay_cpu_us_per_kernel"] < 1),
-    ("replaying cuts launch overhead 5 to 10 times", lambda f: 5 <= f["overhead_ratio"] <= 10),
-    ("small-kernel work gains 20 to 40 % throughput", lambda f: 0.2 <= f["throughput_gain"] <= 0.4),
+    ("a kernel launched eagerly costs 5 to 10 µs", "eager_us_per_kernel", 5, 10, "{:.2f} µs"),
+    ("a replayed kernel costs under 1 µs of the host's time", "replay_cpu_us_per_kernel", -1, 1, "{:.3f} µs"),
+    ("replaying cuts launch overhead 5 to 10 times", "overhead_ratio", 5, 10, "{:.1f} times"),
+    ("small-kernel work gains 20 to 40 % throughput", "throughput_gain", 0.2, 0.4, "{:.0%}"),
 )
 
 
@@ -26,7 +26,7 @@ def measure_launch_overhead(device: torch.device) -> dict:
     Returns:
         "chains": microseconds of host and device time for each N, eager and replayed, medians;
         fitted over N, slope (per kernel) and intercept (per launch of a chain), in µs; and "rules": what the rule of
-        thumb says, and "holds" or "does not hold here".
+        thumb says, "holds" or "does not hold here", and what it is here.
     """
     x = torch.zeros(1, device=device)
     rows = []
@@ -53,8 +53,16 @@ def measure_launch_overhead(device: torch.device) -> dict:
     replay = max(figures["replay_cpu_us_per_kernel"], figures["replay_gpu_us_per_kernel"])
     figures["overhead_ratio"] = figures["eager_us_per_kernel"] / replay
     figures["throughput_gain"] = figures["overhead_ratio"] - 1
-    rules = [{"rule": text, "verdict": "holds" if test(figures) else "does not hold here"} for text, test in RULES]
-    return {"chains": rows, **figures, "rules": rules}
+    return {"chains": rows, **figures, "rules": [_verdict(figures, *rule) for rule in RULES]}
+
+
+def _verdict(figures: dict, rule: str, name: str, low: float, high: float, form: str) -> dict[str, str]:
+    measured = form.format(figures[name])
+    return {
+        "rule": rule,
+        "verdict": "holds" if low <= figures[name] <= high else "does not hold here",
+        "here": measured,
+    }
 
 
 def _times(run, device: torch.device) -> dict[str, float]:

@@ -102,7 +102,7 @@ def overhead_lines(overhead: dict | None) -> list[str]:
         *map(_line, rows),
         "",
     ]
-    return lines + [f"- {rule['rule']}: {rule['verdict']}" for rule in overhead["rules"]]
+    return lines + [f"- {rule['rule']}: {rule['verdict']} ({rule['here']})" for rule in overhead["rules"]]
 
 
 def compare(old: dict, new: dict) -> str:
@@ -145,12 +145,12 @@ def plot(contents: list[dict], folder: Path) -> list[Path]:
     if not timed:
         raise UsageError("nothing was timed in these files, so there is nothing to plot")
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
+    written, variants = [], list(dict.fromkeys(r["variant"] for r in timed))
     for name, draw in (("throughput", _draw_throughput), ("step-time", _draw_step_time)):
         columns = [c for c in COLUMNS if any(r["column"] == c for r in timed)]
         figure, axes = pyplot.subplots(1, len(columns), figsize=(6.2 * len(columns), 5), squeeze=False)
         for axis, column in zip(axes[0], columns, strict=True):
-            draw(axis, [r for r in timed if r["column"] == column])
+            draw(axis, [r for r in timed if r["column"] == column], variants)
             axis.set_title(COLUMNS[column], fontsize=10)
         figure.suptitle(f"{timed[0]['env']}, T = {timed[0]['num_steps']}, {contents[0]['provenance']['device']}")
         figure.tight_layout()
@@ -161,17 +161,19 @@ def plot(contents: list[dict], folder: Path) -> list[Path]:
     return written
 
 
-def _draw_throughput(axis, rows: list[dict]) -> None:
-    for i, variant in enumerate(dict.fromkeys(r["variant"] for r in rows)):
+def _draw_throughput(axis, rows: list[dict], variants: list[str]) -> None:
+    for i, variant in enumerate(variants):  # a variant looks the same in every column
         mine = sorted({r["num_envs"]: r["steps_per_second"] for r in rows if r["variant"] == variant}.items())
-        axis.loglog(*zip(*mine, strict=True), marker="osD^vPX*"[i % 8], label=variant, linewidth=1.3, markersize=5)
+        if mine:
+            look = {"color": f"C{i % 10}", "marker": "osD^vPX*"[i % 8], "linestyle": ("-", "--")[i // 10 % 2]}
+            axis.loglog(*zip(*mine, strict=True), label=variant, linewidth=1.3, markersize=5, **look)
     axis.set_xlabel("environments B")
     axis.set_ylabel("environment steps a second")
     axis.grid(True, which="major", alpha=0.3)
     axis.legend(fontsize=8)
 
 
-def _draw_step_time(axis, rows: list[dict]) -> None:
+def _draw_step_time(axis, rows: list[dict], variants: list[str]) -> None:
     # The size that most variants were timed at; of those, the largest.
     sizes = [r["num_envs"] for r in rows]
     size = max(set(sizes), key=lambda B: (sizes.count(B), B))

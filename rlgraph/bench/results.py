@@ -48,6 +48,13 @@ TIMED = {
     "first_call_s": float,
 }
 COUNTED = {"graph_launches": (int, OPTIONAL), "peak_memory_bytes": (int, OPTIONAL), "calls": int, "steps_timed": int}
+OVERHEAD = {
+    "chains": list,
+    "rules": list,
+    **{f"{kind}_{what}": float for kind in ("eager", "replay") for what in ("cpu_us_per_kernel", "gpu_us_per_kernel")},
+    **{f"{kind}_{what}": float for kind in ("eager", "replay") for what in ("cpu_us_per_launch", "gpu_us_per_launch")},
+}
+RULE = {"rule": str, "verdict": str, "here": str}
 STATUS = ("ok", "skipped", "wrong", "failed", "interrupted")
 
 
@@ -79,6 +86,10 @@ def check(content: dict, name: str) -> None:
     _check_fields(content, FILE, name)
     if content["version"] != VERSION:
         raise UsageError(f"{name!r} has layout {content['version']}; this rlgraph reads layout {VERSION}")
+    if content["launch_overhead"] is not None:
+        _check_fields(content["launch_overhead"], OVERHEAD, f"{name}, launch_overhead")
+        for rule in content["launch_overhead"]["rules"]:
+            _check_fields(rule, RULE, f"{name}, launch_overhead")
     for i, row in enumerate(content["rows"]):
         where = f"{name}, row {i}"
         _check_fields(row, ROW, where)

@@ -77,6 +77,7 @@ def _serve(pipe, module: str, name: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     # Variants share the card: none may take all of it. The profiler counts launches only where they are left on.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA's own words on running out of memory fill a screen
     os.environ["XLA_FLAGS"] = (
         os.environ.get("XLA_FLAGS", "") + " --xla_enable_command_buffers_during_profiling=true"
     ).strip()

@@ -36,8 +36,9 @@ def compiled(fn: Callable) -> Callable:
     Inductor's own CUDA graphs are off, so that neither its graph tree nor a second pool stands inside the capture;
     shapes are fixed; a graph break is an error rather than a silent slow path.
     """
-    # A notice about Inductor itself, that a user can do nothing about.
+    # A notice about Inductor itself, that a user can do nothing about; and one about what `precision` has chosen.
     warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
+    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores for float32 matrix multiplication available")
     return torch.compile(_with_own_code(fn), fullgraph=True, dynamic=False, options={"triton.cudagraphs": False})
 
 
