@@ -64,6 +64,16 @@ def default_config(agent: str, env: str) -> TrainConfig:
     return defaults.get(env) or dataclasses.replace(config_class(agent)(), env=env)
 
 
+def trainer_class(agent: str, backend: str) -> type:
+    """What trains: built from a config and an environment, `iterate()` runs one iteration."""
+    return getattr(_module(agent, backend), _agent(agent).trainer)
+
+
+def metric_names(agent: str) -> tuple[str, ...]:
+    """What an agent's iteration reports, in order."""
+    return importlib.import_module(_agent(agent).config).METRICS
+
+
 def train(agent: str, config: TrainConfig, progress: Callable[[int, int, dict], Any] | None = None) -> Result:
     """Train, evaluate, and write a run folder: config, versions, metrics, policy, result.
 
@@ -94,7 +104,7 @@ def train(agent: str, config: TrainConfig, progress: Callable[[int, int, dict], 
 def _train_in(folder: Path, agent: str, config: TrainConfig, env: Environment, module, progress) -> Result:
     started = time.perf_counter()
     try:
-        trainer = getattr(module, _agent(agent).trainer)(config, env)
+        trainer = trainer_class(agent, config.backend)(config, env)
     except BaseException:
         _remove_if_empty(folder)
         raise
@@ -180,7 +190,7 @@ class _Loop:
 
     def __init__(self, agent: str, config: TrainConfig, folder: Path, started: float, progress):
         self.agent, self.config, self.folder, self.progress = agent, config, folder, progress
-        self.names = importlib.import_module(_agent(agent).config).METRICS
+        self.names = metric_names(agent)
         self.log = MetricsLog(folder)
         self.started, self.first_done, self.last_done = started, None, started
         self.iterations, self.interrupted = 0, False

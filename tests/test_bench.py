@@ -185,6 +185,7 @@ def test_an_earlier_result_is_not_written_over(tmp_path, capsys):
         (["--num-envs", "4,x"], "num_envs must be whole numbers"),
         (["--num-envs", "0"], "num_envs must be numbers of at least 1"),
         (["--env", "CartPol-v1"], "did you mean 'CartPole-v1'?"),
+        (["--agent", "pp"], "unknown agent 'pp'; did you mean 'ppo'?"),
         (["--repeats", "0"], "repeats must be at least 1"),
         (["--num-steps", "-1"], "num_steps must be at least 1"),
         (["--modules", "no_such_module"], "cannot import variants from 'no_such_module'"),

@@ -27,10 +27,12 @@ from rlgraph.terminal import terminal_console
 class BenchOptions:
     env: str = "CartPole-v1"
     """Environment: a known name, or the path of a Python file that defines one."""
+    agent: str = "ppo"
+    """What trains in the train column: its shipped settings but for B, T, precision (PPO: as the options say)."""
     variants: str = "all"
     """Which variants, separated by commas; see docs/benchmarks.md for the table."""
     columns: str = ",".join(COLUMNS)
-    """What to measure, separated by commas: env (environment only), policy (with inference), train (PPO)."""
+    """What to measure, separated by commas: env (environment only), policy (with inference), train (iterations)."""
     num_envs: str = "auto"
     """Numbers of environments B, separated by commas; auto: 4096 on a GPU, 64 without."""
     num_steps: int = 0
@@ -95,6 +97,7 @@ def _bench(options: BenchOptions, words: list[str]) -> int:
             "hidden": list(options.hidden),
             "num_epochs": options.num_epochs,
             "num_minibatches": options.num_minibatches,
+            "agent": options.agent,
             "seed": options.seed,
         },
         "provenance": provenance(options.commit),
@@ -163,10 +166,11 @@ def _plan(options: BenchOptions, on_gpu: bool) -> harness.Plan:
         num_minibatches=options.num_minibatches,
         device="cuda" if on_gpu else "cpu",
         seed=options.seed,
+        agent=options.agent,
     )
     plan = harness.Plan(columns, sizes, variants, options.repeats, options.build_jobs, base)
     for work in plan.cells():
-        work.config("torch", "eager")  # so is a number that no variant could work with
+        work.training_config("torch", "eager")  # so is a number that no variant could work with
     return plan
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlgraph.agents.ppo_jax import GPU_UNROLL, PPO, build_policy
+from rlgraph.agents.ppo_jax import GPU_UNROLL, build_policy
 from rlgraph.bench.variants import COMPARED_STEPS, Prepared, Workload, means, training_outcome, variant
 from rlgraph.devices import jax_device
 from rlgraph.environment import Environment
@@ -17,6 +17,7 @@ from rlgraph.graph.xla import prepare
 from rlgraph.precision import jax_matmul_precision
 from rlgraph.rollout import Rollout
 from rlgraph.rollout.jax import collect, start
+from rlgraph.train import trainer_class
 
 REFERENCE = "jax-eager"
 
@@ -25,11 +26,11 @@ def _register(name: str, mode: str, unroll: int = 1, gpu_only: bool = False) -> 
     @variant(name, "jax", reference=None if name == REFERENCE else REFERENCE, gpu_only=gpu_only)
     def build(work: Workload) -> Prepared:
         if work.column == "train":
-            agent = PPO(work.config("jax", mode), work.environment())
+            agent = trainer_class(work.agent, "jax")(work.training_config("jax", mode), work.environment())
             agent.unroll = unroll
 
             def outcome(pending) -> dict:
-                return training_outcome(pending.get(), agent.config.batch_size)
+                return training_outcome(pending.get(), agent.config.batch_size, work.agent)
 
             return repeated(work, lambda held: agent.iterate(), outcome)
         return _rollout(work, mode, work.num_steps, unroll)

@@ -148,8 +148,14 @@ class _GymnasiumCollector:
         return return_sum, length_sum, count
 
 
+def _only_ppo(work: Workload) -> None:
+    if work.agent != "ppo":
+        raise Skipped(f"trains by PPO only, not by {work.agent}")
+
+
 def _gymnasium_training(work: Workload) -> Prepared:
     """PPO in torch, operation by operation, as a loop around Gymnasium's environments runs it."""
+    _only_ppo(work)
     agent = PPO(work.config("torch", "eager"), work.environment())
     agent.collector = _GymnasiumCollector(work, agent)
     last = []
@@ -234,6 +240,7 @@ def _rejax(work: Workload) -> Prepared:
     from rlgraph.bench.jax_variants import repeated
     from rlgraph.devices import jax_device
 
+    _only_ppo(work)
     try:
         agent = rejax.get_algo("ppo").create(
             env=work.env,

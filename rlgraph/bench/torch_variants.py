@@ -5,13 +5,14 @@ import time
 import gymnasium
 import torch
 
-from rlgraph.agents.ppo_torch import PPO, build_policy
+from rlgraph.agents.ppo_torch import build_policy
 from rlgraph.bench.variants import COMPARED_STEPS, Prepared, Workload, means, training_outcome, variant
 from rlgraph.environment import Environment
 from rlgraph.graph.capture import Graph
 from rlgraph.modes import MODES, Mode
 from rlgraph.precision import torch_matmul_precision
 from rlgraph.rollout.torch import Collector
+from rlgraph.train import trainer_class
 
 REFERENCE = "torch-eager"
 
@@ -66,7 +67,7 @@ def random_policy(env: Environment):
 
 
 def _training(work: Workload, mode: str) -> Prepared:
-    agent = PPO(work.config("torch", mode), work.environment())
+    agent = trainer_class(work.agent, "torch")(work.training_config("torch", mode), work.environment())
     last = []
 
     def run():
@@ -75,7 +76,7 @@ def _training(work: Workload, mode: str) -> Prepared:
     graph = agent.graph
     return Prepared(
         timer(run, agent.device),
-        lambda: training_outcome(last[0].get(), agent.config.batch_size),
+        lambda: training_outcome(last[0].get(), agent.config.batch_size, work.agent),
         launches=lambda: count_replays(run, graph),
         capture_seconds=graph.capture_seconds if graph is not None else 0.0,
     )

@@ -6,14 +6,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import rlgraph
-from rlgraph.agents.ppo import METRICS, PPOConfig
+from rlgraph.agents.ppo import PPOConfig
+from rlgraph.config import TrainConfig
 from rlgraph.environment import Environment
+from rlgraph.train import default_config, metric_names
 
 # The columns, after Isaac Lab. A step is one advance of all B environments; a repeat is T of them.
 COLUMNS = {
     "env": "environment only: actions drawn at random on the device",
     "policy": "environment and policy: rollouts with actor and critic, recorded",
-    "train": "training: whole PPO iterations, rollout and update",
+    "train": "training: whole iterations, rollout and update",
 }
 COMPARED_STEPS = 8  # rounding differs between kernels and grows along a trajectory, so few steps are compared
 
@@ -32,27 +34,28 @@ class Workload:
     num_minibatches: int = 4
     device: str = "auto"
     seed: int = 0
+    agent: str = "ppo"  # of the train column
 
     def environment(self) -> Environment:
         return rlgraph.make(self.env)
 
     def config(self, backend: str, mode: str) -> PPOConfig:
-        """The same network, T, B, epochs and minibatches for whoever trains."""
-        shared = (
-            "env",
-            "num_envs",
-            "num_steps",
-            "hidden",
-            "precision",
-            "num_epochs",
-            "num_minibatches",
-            "device",
-            "seed",
-        )
-        config = PPOConfig(
-            backend=backend, mode=mode, learning_rate=2.5e-4, **{name: getattr(self, name) for name in shared}
-        )
-        return replace(config, total_steps=10**6 * config.batch_size)  # so long that the learning rate stays put
+        """The same network, T, B, epochs and minibatches for whoever acts, or trains by PPO."""
+        names = ("num_envs", "num_steps", "hidden", "precision", "num_epochs", "num_minibatches", "device", "seed")
+        shared = {name: getattr(self, name) for name in names}
+        return _endless(PPOConfig(env=self.env, backend=backend, mode=mode, learning_rate=2.5e-4, **shared))
+
+    def training_config(self, backend: str, mode: str) -> TrainConfig:
+        """PPO's is `config`; another agent's is what ships for it, but for B, T and the precision."""
+        if self.agent == "ppo":
+            return self.config(backend, mode)
+        shared = {name: getattr(self, name) for name in ("num_envs", "num_steps", "precision", "device", "seed")}
+        return _endless(replace(default_config(self.agent, self.env), backend=backend, mode=mode, **shared))
+
+
+def _endless(config: TrainConfig) -> TrainConfig:
+    """So long that the schedules stay where they start."""
+    return replace(config, total_steps=10**6 * config.batch_size)
 
 
 @dataclass
@@ -159,7 +162,7 @@ def means(
     return {name: (float(x.mean()), float(x.std() / max(len(x), 1) ** 0.5)) for name, x in per_env.items()}
 
 
-def training_outcome(metrics: list[float], batch_size: int) -> dict:
+def training_outcome(metrics: list[float], batch_size: int, agent: str = "ppo") -> dict:
     """The outcome of a training iteration, from METRICS' vector: all of it, and how often episodes ended."""
-    ends = dict(zip(METRICS, metrics, strict=True))["episodes"]
+    ends = dict(zip(metric_names(agent), metrics, strict=True))["episodes"]
     return {"metrics": metrics, "means": {"episode ends": (ends / batch_size, max(ends, 1.0) ** 0.5 / batch_size)}}
