@@ -4,7 +4,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from rlgraph.agents.ppo_torch import build_policy
+from rlgraph.agents.ppo_torch import PPO
 from rlgraph.bench.torch_variants import timer
 from rlgraph.bench.variants import COMPARED_STEPS, Prepared, Skipped, Workload, means, variant
 
@@ -22,7 +22,7 @@ def _gymnasium(work: Workload) -> Prepared:
     envs = gymnasium.make_vec(
         work.env, work.num_envs, vectorization_mode="vector_entry_point" if vectorised else "sync"
     )
-    policy = build_policy(work.config("torch", "eager"), work.environment())
+    policy = PPO.build_policy(work.config("torch", "eager"), work.environment())
     device = policy.obs_mean.device
     generator = torch.Generator(device).manual_seed(work.seed)
     rng = np.random.default_rng(work.seed)
@@ -84,7 +84,7 @@ def _gymnax(work: Workload) -> Prepared:
     box = isinstance(ours.action_space, gymnasium.spaces.Box)
     with jax.default_device(device):
         policy_key, reset_key, key = jax.random.split(jax.random.key(work.seed), 3)
-        policy = ppo_jax.build_policy(work.config("jax", "graph"), ours, policy_key)
+        policy = ppo_jax.PPO.build_policy(work.config("jax", "graph"), ours, policy_key)
         act, value = (policy.act, policy.value) if work.column == "policy" else random_policy(ours)
         keys = jax.random.split(reset_key, work.num_envs)
         obs, state = jax.vmap(env.reset, in_axes=(0, None))(keys, params)
