@@ -16,6 +16,7 @@ from rlgraph.checkpoint import check_same_layout
 
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu}
 LOG_STD_RANGE = (-5.0, 2.0)  # keeps the standard deviation finite and above zero, however long the run
+LAYER_NORM_EPS = 1e-5
 
 
 class Linear(eqx.Module):
@@ -50,38 +51,20 @@ class MLP(eqx.Module):
         return self.layers[-1](x)
 
 
-class ActorCritic(eqx.Module):
-    """Separate actor and critic over normalised observations.
+class Observer(eqx.Module):
+    """What networks over observations share: flattening, and normalising by a running mean and variance.
 
     Args:
-        observation_space, action_space: of one environment; observations are flattened.
-        hidden, activation: of both networks.
-        key: for the initial weights.
+        observation_space: of one environment.
     """
 
-    actor: MLP
-    critic: MLP
-    distribution: eqx.Module
     obs_mean: jax.Array  # [inputs]
     obs_var: jax.Array  # [inputs]
     obs_ndim: int = eqx.field(static=True)
 
-    def __init__(
-        self,
-        observation_space: gymnasium.spaces.Box,
-        action_space: gymnasium.spaces.Space,
-        hidden: tuple[int, ...],
-        activation: str,
-        key: jax.Array,
-    ):
+    def __init__(self, observation_space: gymnasium.spaces.Box):
         self.obs_ndim = len(observation_space.shape)
         inputs = math.prod(observation_space.shape)
-        discrete = isinstance(action_space, gymnasium.spaces.Discrete)
-        outputs = int(action_space.n) if discrete else math.prod(action_space.shape)
-        actor_key, critic_key = jax.random.split(key)
-        self.actor = MLP([inputs, *hidden, outputs], activation, 0.01, actor_key)
-        self.critic = MLP([inputs, *hidden, 1], activation, 1.0, critic_key)
-        self.distribution = Categorical() if discrete else Gaussian(action_space.shape)
         self.obs_mean = jnp.zeros(inputs, jnp.float32)
         self.obs_var = jnp.ones(inputs, jnp.float32)
 
@@ -94,6 +77,37 @@ class ActorCritic(eqx.Module):
         # These are statistics, not parameters: without a gradient Adam leaves them alone.
         mean, var = jax.lax.stop_gradient((self.obs_mean, self.obs_var))
         return (self.flat(obs) - mean) / jnp.sqrt(var + 1e-8)
+
+
+class ActorCritic(Observer):
+    """Separate actor and critic over normalised observations.
+
+    Args:
+        observation_space, action_space: of one environment; observations are flattened.
+        hidden, activation: of both networks.
+        key: for the initial weights.
+    """
+
+    actor: MLP
+    critic: MLP
+    distribution: eqx.Module
+
+    def __init__(
+        self,
+        observation_space: gymnasium.spaces.Box,
+        action_space: gymnasium.spaces.Space,
+        hidden: tuple[int, ...],
+        activation: str,
+        key: jax.Array,
+    ):
+        super().__init__(observation_space)
+        inputs = math.prod(observation_space.shape)
+        discrete = isinstance(action_space, gymnasium.spaces.Discrete)
+        outputs = int(action_space.n) if discrete else math.prod(action_space.shape)
+        actor_key, critic_key = jax.random.split(key)
+        self.actor = MLP([inputs, *hidden, outputs], activation, 0.01, actor_key)
+        self.critic = MLP([inputs, *hidden, 1], activation, 1.0, critic_key)
+        self.distribution = Categorical() if discrete else Gaussian(action_space.shape)
 
     def act(self, obs, noise):
         """Sample: ([B, *observation shape], noise) -> (action, log-prob [B])."""
@@ -165,6 +179,199 @@ class Gaussian(eqx.Module):
 
     def mode(self, mean):
         return mean.reshape((*mean.shape[:-1], *self.action_shape))
+
+
+class LayerNorm(eqx.Module):
+    """Mean 0 and variance 1 over the last axis, then scaled and shifted (Ba et al., 2016)."""
+
+    weight: jax.Array  # [width]
+    bias: jax.Array  # [width]
+
+    def __init__(self, width: int):
+        self.weight, self.bias = jnp.ones(width, jnp.float32), jnp.zeros(width, jnp.float32)
+
+    def __call__(self, x):
+        centred = x - x.mean(axis=-1, keepdims=True)
+        var = (centred**2).mean(axis=-1, keepdims=True)
+        return centred / jnp.sqrt(var + LAYER_NORM_EPS) * self.weight + self.bias
+
+
+class QNetwork(eqx.Module):
+    """Action values.
+
+    Args:
+        observation_space, action_space: of one environment; observations are flattened, actions counted from 0.
+        hidden, activation: of the hidden layers.
+        dueling: the outputs are a value and an advantage an action, which make up the action values (Wang et al.,
+            2016).
+        key: for the initial weights.
+    """
+
+    mlp: MLP
+    obs_ndim: int = eqx.field(static=True)
+    dueling: bool = eqx.field(static=True)
+
+    def __init__(
+        self,
+        observation_space: gymnasium.spaces.Box,
+        action_space: gymnasium.spaces.Discrete,
+        hidden: tuple[int, ...],
+        activation: str,
+        dueling: bool,
+        key: jax.Array,
+    ):
+        self.obs_ndim, self.dueling = len(observation_space.shape), dueling
+        sizes = [math.prod(observation_space.shape), *hidden, int(action_space.n) + dueling]
+        self.mlp = MLP(sizes, activation, 1.0, key)
+
+    def __call__(self, obs):
+        """[B, *observation shape] -> [B, actions]"""
+        outputs = self.mlp(obs.reshape((*obs.shape[: obs.ndim - self.obs_ndim], -1)))
+        if not self.dueling:
+            return outputs
+        value, advantage = outputs[..., :1], outputs[..., 1:]
+        return value + advantage - advantage.mean(-1, keepdims=True)  # eq. 9
+
+    def greedy(self, obs):
+        """The action of the greatest value."""
+        return jnp.argmax(self(obs), axis=-1)
+
+
+class LayerNormQNetwork(eqx.Module):
+    """Action values, with layer normalisation (Ba et al., 2016) before each activation.
+
+    Args:
+        observation_space, action_space: of one environment; observations are flattened, actions counted from 0.
+        hidden, activation: of the hidden layers.
+        key: for the initial weights.
+    """
+
+    mlp: MLP
+    norms: list[LayerNorm]
+    obs_ndim: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        observation_space: gymnasium.spaces.Box,
+        action_space: gymnasium.spaces.Discrete,
+        hidden: tuple[int, ...],
+        activation: str,
+        key: jax.Array,
+    ):
+        self.obs_ndim = len(observation_space.shape)
+        sizes = [math.prod(observation_space.shape), *hidden, int(action_space.n)]
+        self.mlp = MLP(sizes, activation, 0.01, key)
+        self.norms = [LayerNorm(width) for width in hidden]
+
+    def __call__(self, obs):
+        """[B, *observation shape] -> [B, actions]"""
+        x = obs.reshape((*obs.shape[: obs.ndim - self.obs_ndim], -1))
+        *layers, last = self.mlp.layers
+        for layer, norm in zip(layers, self.norms):
+            x = self.mlp.activation(norm(layer(x)))
+        return last(x)
+
+    def greedy(self, obs):
+        """The action of the greatest value."""
+        return jnp.argmax(self(obs), axis=-1)
+
+
+class SquashedActor(Observer):
+    """A Gaussian over u, squashed by tanh and scaled into a bounded Box, its mean and deviation both of the network.
+
+    Args: as ActorCritic's. Both bounds of every action must be finite.
+    """
+
+    actor: MLP
+    # Static, as numbers: they belong to the environment, not to the weights.
+    low: tuple[float, ...] = eqx.field(static=True)
+    high: tuple[float, ...] = eqx.field(static=True)
+    action_shape: tuple[int, ...] = eqx.field(static=True)
+
+    def __init__(
+        self,
+        observation_space: gymnasium.spaces.Box,
+        action_space: gymnasium.spaces.Box,
+        hidden: tuple[int, ...],
+        activation: str,
+        key: jax.Array,
+    ):
+        super().__init__(observation_space)
+        self.action_shape = action_space.shape
+        self.low, self.high = (tuple(bound.reshape(-1).tolist()) for bound in (action_space.low, action_space.high))
+        inputs = math.prod(observation_space.shape)
+        self.actor = MLP([inputs, *hidden, 2 * len(self.low)], activation, 0.01, key)
+
+    def _bounds(self):
+        """[A] each."""
+        return np.array(self.low, np.float32), np.array(self.high, np.float32)
+
+    def _parameters_of(self, obs):
+        """Mean and log standard deviation of u, [B, A] each."""
+        mean, unbounded = jnp.split(self.actor(self.normalized(obs)), 2, axis=-1)
+        low, high = LOG_STD_RANGE
+        return mean, low + 0.5 * (high - low) * (1 + jnp.tanh(unbounded))  # smooth, so it can come back
+
+    def _scaled(self, squashed):
+        """[B, A] in [-1, 1] -> [B, *action shape] in the Box."""
+        low, high = self._bounds()
+        action = low + 0.5 * (high - low) * (1 + squashed)
+        return jnp.clip(action, low, high).reshape((*action.shape[:-1], *self.action_shape))
+
+    def act(self, obs, noise):
+        """Sample: ([B, *observation shape], standard normals [B, *action shape]) -> (action, log-prob [B])."""
+        mean, log_std = self._parameters_of(obs)
+        noise = noise.reshape(mean.shape)
+        u = mean + jnp.exp(log_std) * noise
+        log_normal = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
+        log_slope = 2 * (math.log(2) - u - jax.nn.softplus(-2 * u))  # log(1 - tanh(u)^2), for any u
+        low, high = self._bounds()
+        log_scale = np.log(0.5 * (high - low))
+        return self._scaled(jnp.tanh(u)), jnp.sum(log_normal - log_slope - log_scale, axis=-1)
+
+    def uniform(self, noise):
+        """An action uniform in the Box, from standard normals [B, *action shape] by their distribution function."""
+        flat = noise.reshape((*noise.shape[: noise.ndim - len(self.action_shape)], -1))
+        return self._scaled(2 * jax.scipy.special.ndtr(flat) - 1)
+
+    def greedy(self, obs):
+        """The squashed mean."""
+        return self._scaled(jnp.tanh(self._parameters_of(obs)[0]))
+
+    def features(self, obs, action):
+        """What critics see, [B, inputs + A]: normalised observations, and actions as they were before the scaling."""
+        flat = action.reshape((*action.shape[: action.ndim - len(self.action_shape)], -1))
+        low, high = self._bounds()
+        squashed = 2 * (flat - low) / (high - low) - 1
+        return jnp.concatenate([self.normalized(obs), squashed], axis=-1)
+
+
+class TwinCritic(eqx.Module):
+    """Two networks of the same task that start apart: [B, inputs] -> [2, B]."""
+
+    first: MLP
+    second: MLP
+
+    def __init__(self, inputs: int, hidden: tuple[int, ...], activation: str, key: jax.Array):
+        first_key, second_key = jax.random.split(key)
+        self.first = MLP([inputs, *hidden, 1], activation, 1.0, first_key)
+        self.second = MLP([inputs, *hidden, 1], activation, 1.0, second_key)
+
+    def __call__(self, features):
+        return jnp.stack([self.first(features).squeeze(-1), self.second(features).squeeze(-1)])
+
+
+def epsilon_greedy(value_BA, u_B, epsilon):
+    """The action of the greatest value or, with probability `epsilon`, any: one uniform in [0, 1) decides both.
+
+    Args:
+        value_BA: action values.
+        u_B: below `epsilon`, u / epsilon is a uniform again, and picks the action.
+        epsilon: [] on the device.
+    """
+    n = value_BA.shape[-1]
+    any_B = jnp.minimum((u_B / epsilon * n).astype(jnp.int32), n - 1)  # an approximate division may give n
+    return jnp.where(u_B < epsilon, any_B, jnp.argmax(value_BA, axis=-1))
 
 
 def to_arrays(module: eqx.Module) -> dict[str, np.ndarray]:

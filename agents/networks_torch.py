@@ -15,6 +15,7 @@ from rlgraph.checkpoint import check_same_layout
 
 ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "silu": nn.functional.silu}
 LOG_STD_RANGE = (-5.0, 2.0)  # keeps the standard deviation finite and above zero, however long the run
+LAYER_NORM_EPS = 1e-5
 
 
 class MLP(nn.Module):
@@ -35,7 +36,30 @@ class MLP(nn.Module):
         return self.layers[-1](x)
 
 
-class ActorCritic(nn.Module):
+class Observer(nn.Module):
+    """What networks over observations share: flattening, and normalising by a running mean and variance.
+
+    Args:
+        observation_space: of one environment.
+    """
+
+    def __init__(self, observation_space: gymnasium.spaces.Box):
+        super().__init__()
+        self.obs_ndim = len(observation_space.shape)
+        inputs = math.prod(observation_space.shape)
+        self.register_buffer("obs_mean", torch.zeros(inputs))
+        self.register_buffer("obs_var", torch.ones(inputs))
+
+    def flat(self, obs):
+        """[B, *observation shape] -> [B, inputs]"""
+        return obs.flatten(start_dim=-self.obs_ndim) if self.obs_ndim else obs.unsqueeze(-1)
+
+    def normalized(self, obs):
+        """[B, *observation shape] -> [B, inputs] by the running mean and variance (0 and 1 if not kept)."""
+        return (self.flat(obs) - self.obs_mean) / torch.sqrt(self.obs_var + 1e-8)
+
+
+class ActorCritic(Observer):
     """Separate actor and critic over normalised observations.
 
     Args:
@@ -52,24 +76,13 @@ class ActorCritic(nn.Module):
         activation: str,
         generator: torch.Generator,
     ):
-        super().__init__()
-        self.obs_ndim = len(observation_space.shape)
+        super().__init__(observation_space)
         inputs = math.prod(observation_space.shape)
         discrete = isinstance(action_space, gymnasium.spaces.Discrete)
         outputs = int(action_space.n) if discrete else math.prod(action_space.shape)
         self.actor = MLP([inputs, *hidden, outputs], activation, 0.01, generator)
         self.critic = MLP([inputs, *hidden, 1], activation, 1.0, generator)
         self.distribution = Categorical() if discrete else Gaussian(action_space.shape)
-        self.register_buffer("obs_mean", torch.zeros(inputs))
-        self.register_buffer("obs_var", torch.ones(inputs))
-
-    def flat(self, obs):
-        """[B, *observation shape] -> [B, inputs]"""
-        return obs.flatten(start_dim=-self.obs_ndim) if self.obs_ndim else obs.unsqueeze(-1)
-
-    def normalized(self, obs):
-        """[B, *observation shape] -> [B, inputs] by the running mean and variance (0 and 1 if not kept)."""
-        return (self.flat(obs) - self.obs_mean) / torch.sqrt(self.obs_var + 1e-8)
 
     def act(self, obs, noise):
         """Sample: ([B, *observation shape], noise) -> (action, log-prob [B])."""
@@ -141,6 +154,165 @@ class Gaussian(nn.Module):
 
     def mode(self, mean):
         return mean.unflatten(-1, self.action_shape) if self.action_shape else mean.squeeze(-1)
+
+
+class QNetwork(nn.Module):
+    """Action values.
+
+    Args:
+        observation_space, action_space: of one environment; observations are flattened, actions counted from 0.
+        hidden, activation: of the hidden layers.
+        dueling: the outputs are a value and an advantage an action, which make up the action values (Wang et al.,
+            2016).
+        generator: on the CPU, for the initial weights.
+    """
+
+    def __init__(
+        self,
+        observation_space: gymnasium.spaces.Box,
+        action_space: gymnasium.spaces.Discrete,
+        hidden: tuple[int, ...],
+        activation: str,
+        dueling: bool,
+        generator: torch.Generator,
+    ):
+        super().__init__()
+        self.obs_ndim, self.dueling = len(observation_space.shape), dueling
+        sizes = [math.prod(observation_space.shape), *hidden, int(action_space.n) + dueling]
+        self.mlp = MLP(sizes, activation, 1.0, generator)
+
+    def forward(self, obs):
+        """[B, *observation shape] -> [B, actions]"""
+        outputs = self.mlp(obs.flatten(start_dim=-self.obs_ndim) if self.obs_ndim else obs.unsqueeze(-1))
+        if not self.dueling:
+            return outputs
+        value, advantage = outputs[..., :1], outputs[..., 1:]
+        return value + advantage - advantage.mean(-1, keepdim=True)  # eq. 9
+
+    def greedy(self, obs):
+        """The action of the greatest value."""
+        return self(obs).argmax(-1)
+
+
+class LayerNormQNetwork(nn.Module):
+    """Action values, with layer normalisation (Ba et al., 2016) before each activation.
+
+    Args:
+        observation_space, action_space: of one environment; observations are flattened, actions counted from 0.
+        hidden, activation: of the hidden layers.
+        generator: on the CPU, for the initial weights.
+    """
+
+    def __init__(
+        self,
+        observation_space: gymnasium.spaces.Box,
+        action_space: gymnasium.spaces.Discrete,
+        hidden: tuple[int, ...],
+        activation: str,
+        generator: torch.Generator,
+    ):
+        super().__init__()
+        self.obs_ndim = len(observation_space.shape)
+        sizes = [math.prod(observation_space.shape), *hidden, int(action_space.n)]
+        self.mlp = MLP(sizes, activation, 0.01, generator)
+        self.norms = nn.ModuleList(nn.LayerNorm(width, eps=LAYER_NORM_EPS) for width in hidden)
+
+    def forward(self, obs):
+        """[B, *observation shape] -> [B, actions]"""
+        x = obs.flatten(start_dim=-self.obs_ndim) if self.obs_ndim else obs.unsqueeze(-1)
+        *layers, last = self.mlp.layers
+        for layer, norm in zip(layers, self.norms):
+            x = self.mlp.activation(norm(layer(x)))
+        return last(x)
+
+    def greedy(self, obs):
+        """The action of the greatest value."""
+        return self(obs).argmax(-1)
+
+
+class SquashedActor(Observer):
+    """A Gaussian over u, squashed by tanh and scaled into a bounded Box, its mean and deviation both of the network.
+
+    Args: as ActorCritic's. Both bounds of every action must be finite.
+    """
+
+    def __init__(
+        self,
+        observation_space: gymnasium.spaces.Box,
+        action_space: gymnasium.spaces.Box,
+        hidden: tuple[int, ...],
+        activation: str,
+        generator: torch.Generator,
+    ):
+        super().__init__(observation_space)
+        self.action_shape = action_space.shape
+        low, high = (torch.as_tensor(bound).reshape(-1) for bound in (action_space.low, action_space.high))
+        # Not persistent: they belong to the environment, not to the weights.
+        self.register_buffer("low", low, persistent=False)
+        self.register_buffer("high", high, persistent=False)
+        inputs = math.prod(observation_space.shape)
+        self.actor = MLP([inputs, *hidden, 2 * len(low)], activation, 0.01, generator)
+
+    def _parameters_of(self, obs):
+        """Mean and log standard deviation of u, [B, A] each."""
+        mean, unbounded = self.actor(self.normalized(obs)).chunk(2, dim=-1)
+        low, high = LOG_STD_RANGE
+        return mean, low + 0.5 * (high - low) * (1 + torch.tanh(unbounded))  # smooth, so it can come back
+
+    def _scaled(self, squashed):
+        """[B, A] in [-1, 1] -> [B, *action shape] in the Box."""
+        action = self.low + 0.5 * (self.high - self.low) * (1 + squashed)
+        return action.clamp(self.low, self.high).reshape(*action.shape[:-1], *self.action_shape)
+
+    def act(self, obs, noise):
+        """Sample: ([B, *observation shape], standard normals [B, *action shape]) -> (action, log-prob [B])."""
+        mean, log_std = self._parameters_of(obs)
+        noise = noise.reshape(mean.shape)
+        u = mean + log_std.exp() * noise
+        log_normal = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
+        log_slope = 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))  # log(1 - tanh(u)^2), for any u
+        log_scale = torch.log(0.5 * (self.high - self.low))
+        return self._scaled(torch.tanh(u)), (log_normal - log_slope - log_scale).sum(-1)
+
+    def uniform(self, noise):
+        """An action uniform in the Box, from standard normals [B, *action shape] by their distribution function."""
+        flat = noise.reshape(*noise.shape[: noise.ndim - len(self.action_shape)], -1)
+        return self._scaled(2 * torch.special.ndtr(flat) - 1)
+
+    def greedy(self, obs):
+        """The squashed mean."""
+        return self._scaled(torch.tanh(self._parameters_of(obs)[0]))
+
+    def features(self, obs, action):
+        """What critics see, [B, inputs + A]: normalised observations, and actions as they were before the scaling."""
+        flat = action.reshape(*action.shape[: action.ndim - len(self.action_shape)], -1)
+        squashed = 2 * (flat - self.low) / (self.high - self.low) - 1
+        return torch.cat([self.normalized(obs), squashed], dim=-1)
+
+
+class TwinCritic(nn.Module):
+    """Two networks of the same task that start apart: [B, inputs] -> [2, B]."""
+
+    def __init__(self, inputs: int, hidden: tuple[int, ...], activation: str, generator: torch.Generator):
+        super().__init__()
+        self.first = MLP([inputs, *hidden, 1], activation, 1.0, generator)
+        self.second = MLP([inputs, *hidden, 1], activation, 1.0, generator)
+
+    def forward(self, features):
+        return torch.stack([self.first(features).squeeze(-1), self.second(features).squeeze(-1)])
+
+
+def epsilon_greedy(value_BA, u_B, epsilon):
+    """The action of the greatest value or, with probability `epsilon`, any: one uniform in [0, 1) decides both.
+
+    Args:
+        value_BA: action values.
+        u_B: below `epsilon`, u / epsilon is a uniform again, and picks the action.
+        epsilon: [] on the device.
+    """
+    n = value_BA.shape[-1]
+    any_B = (u_B / epsilon * n).long().clamp(max=n - 1)  # an approximate division may give n
+    return torch.where(u_B < epsilon, any_B, value_BA.argmax(-1))
 
 
 def to_arrays(module: nn.Module) -> dict[str, np.ndarray]:

@@ -4,13 +4,18 @@ Schulman et al., "Proximal Policy Optimization Algorithms" (2017); the details f
 Implementation Details of Proximal Policy Optimization" (2022).
 """
 
-import dataclasses
-import math
 from dataclasses import dataclass
 
-from rlgraph.config import TrainConfig, check_seed
+from rlgraph.config import (
+    TrainConfig,
+    check_at_least_one,
+    check_finite,
+    check_minibatches,
+    check_network,
+    check_positive,
+    check_unit_interval,
+)
 from rlgraph.errors import UsageError
-from rlgraph.precision import PRECISIONS
 
 # What one iteration reports, in this order, in one vector on the device. Means over the iteration's minibatches,
 # but for the last three, which are sums over the episodes that ended in it.
@@ -31,10 +36,6 @@ METRICS = (
 
 @dataclass(frozen=True)
 class PPOConfig(TrainConfig):
-    num_envs: int = 64
-    """Environments stepped side by side, B."""
-    num_steps: int = 64
-    """Steps an iteration in each environment, T."""
     learning_rate: float = 2.5e-3
     """Adam's step size at the start."""
     anneal_lr: bool = True
@@ -73,55 +74,20 @@ class PPOConfig(TrainConfig):
     """Matrix products on a GPU: ieee (float32), tf32 (JAX's own default) or bf16; see rlgraph/precision.py."""
 
     def __post_init__(self):
-        check_seed(self.seed)
-        at_least_one = (
-            "num_envs",
-            "num_steps",
-            "num_epochs",
-            "num_minibatches",
-            "total_steps",
-            "eval_episodes",
-        )
-        for name in at_least_one:
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, but is {getattr(self, name)}")
-        if self.batch_size % self.num_minibatches:
-            raise UsageError(
-                f"num_envs * num_steps = {self.batch_size} does not divide into num_minibatches = "
-                f"{self.num_minibatches}; choose a divisor"
-            )
+        super().__post_init__()
+        check_at_least_one(self, ("num_epochs", "num_minibatches"))
+        check_minibatches(self)
         if self.normalize_advantage and self.batch_size // self.num_minibatches < 2:
             raise UsageError(
                 "normalize_advantage needs minibatches of at least 2 steps; lower num_minibatches or set it to False"
             )
-        for name, low, high in (("gamma", 0, 1), ("gae_lambda", 0, 1)):
-            if not low <= getattr(self, name) <= high:
-                raise UsageError(f"{name} must lie in [{low}, {high}], but is {getattr(self, name)}")
-        for name in ("learning_rate", "clip_range", "max_grad_norm", "clip_value", "target_kl"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UsageError(f"{name} must be positive, but is {value}")
+        check_unit_interval(self, ("gamma", "gae_lambda"))
+        check_positive(self, ("learning_rate", "clip_range", "max_grad_norm", "clip_value", "target_kl"))
         for name in ("entropy_coef", "value_coef"):
             if not getattr(self, name) >= 0:
                 raise UsageError(f"{name} must be at least 0, but is {getattr(self, name)}")
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise UsageError(f"{field.name} must be finite, but is {value}")
-        if not self.hidden or min(self.hidden) < 1:
-            raise UsageError(f"hidden must name at least one layer of width 1 or more, but is {self.hidden}")
-        for name, known in (("activation", ("tanh", "relu", "silu")), ("precision", PRECISIONS)):
-            if getattr(self, name) not in known:
-                raise UsageError(f"{name} must be one of {', '.join(known)}, but is {getattr(self, name)!r}")
-
-    @property
-    def batch_size(self) -> int:
-        """Steps an iteration over all environments, T * B."""
-        return self.num_envs * self.num_steps
-
-    @property
-    def num_iterations(self) -> int:
-        return -(-self.total_steps // self.batch_size)
+        check_finite(self)
+        check_network(self)
 
     @property
     def num_updates(self) -> int:

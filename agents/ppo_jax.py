@@ -9,23 +9,17 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from rlgraph.agents.moments_jax import Moments, merge_moments
-from rlgraph.agents.networks_jax import ActorCritic, Gaussian, from_arrays, to_arrays
+from rlgraph.agents.networks_jax import ActorCritic, Gaussian
 from rlgraph.agents.ppo import PPOConfig
 from rlgraph.agents.returns_jax import discounted_returns, gae
+from rlgraph.agents.trainer_jax import Trainer
 from rlgraph.devices import jax_device
 from rlgraph.environment import Environment
-from rlgraph.graph.xla import Readback, prepare
-from rlgraph.modes import MODES, resolve
-from rlgraph.precision import jax_matmul_precision
 from rlgraph.rollout import Rollout
-from rlgraph.rollout.jax import Collector, collect, evaluate, start
-
-# Environment steps in one turn of XLA's host loop on a GPU; measured, see docs/results.md.
-GPU_UNROLL = 16
+from rlgraph.rollout.jax import Collector, collect, start
 
 
 class Batch(NamedTuple):
@@ -89,7 +83,7 @@ def ppo_loss(policy: ActorCritic, batch: Batch, rows_M: jax.Array, config: PPOCo
     return loss, jnp.stack([policy_loss, value_loss, entropy, approx_kl, clip_fraction])
 
 
-class PPO:
+class PPO(Trainer):
     """A PPO run on one device.
 
     Args:
@@ -100,22 +94,10 @@ class PPO:
     """
 
     def __init__(self, config: PPOConfig, env: Environment):
-        self.config, self.env = config, env
-        self.device = jax_device(config.device)
-        on_gpu = self.device.platform == "gpu"
-        self.mode = resolve("jax", config.mode, on_gpu)
-        self.unroll = GPU_UNROLL if on_gpu and MODES["jax"][self.mode].graph else 1
         self.optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam(eps=1e-5))
-        self.state = self._create()
-        self._iterate = prepare(self._iteration, self.mode, donate_argnums=(0,), device=self.device)
+        super().__init__(config, env)
 
     # ---- the iteration
-
-    def iterate(self) -> Readback:
-        """One iteration: T * B steps and num_epochs * num_minibatches updates. Its METRICS are on their way."""
-        with jax_matmul_precision(self.config.precision):
-            self.state, metrics = self._iterate(self.state)
-        return Readback(metrics)
 
     def _iteration(self, state: TrainState) -> tuple[TrainState, jax.Array]:
         """Collect, advantages, update. Returns the new state and METRICS' vector."""
@@ -201,30 +183,18 @@ class PPO:
 
     def _create(self) -> TrainState:
         config, env = self.config, self.env
-        with jax.default_device(self.device):
-            policy_key, start_key, key = jax.random.split(jax.random.key(config.seed), 3)
-            policy = build_policy(config, env, policy_key)
-            state = TrainState(
-                policy,
-                self.optimizer.init(policy),
-                start(env, config.num_envs, start_key),
-                key,
-                jnp.float32(0),
-                jnp.float32(1e-4),
-                Moments(jnp.zeros(1, jnp.float32), jnp.ones(1, jnp.float32), jnp.float32(1e-4)),
-                jnp.zeros(config.num_envs, jnp.float32),
-            )
-        # Donated buffers must be distinct and stay on the device.
-        return jax.device_put(jax.tree.map(jnp.copy, state), self.device)
-
-    def execution(self) -> str:
-        """In words, how iterations run."""
-        chosen = MODES["jax"][self.mode]
-        if not chosen.compile:
-            return "operation by operation"
-        if self.device.platform != "gpu":
-            return "one XLA program an iteration (a CPU has no command buffers)"
-        return f"one XLA program an iteration, command buffers {'on' if chosen.graph else 'off'}"
+        policy_key, start_key, key = jax.random.split(jax.random.key(config.seed), 3)
+        policy = self.build_policy(config, env, policy_key)
+        return TrainState(
+            policy,
+            self.optimizer.init(policy),
+            start(env, config.num_envs, start_key),
+            key,
+            jnp.float32(0),
+            jnp.float32(1e-4),
+            Moments(jnp.zeros(1, jnp.float32), jnp.ones(1, jnp.float32), jnp.float32(1e-4)),
+            jnp.zeros(config.num_envs, jnp.float32),
+        )
 
     # ---- the trained policy
 
@@ -232,33 +202,9 @@ class PPO:
     def policy(self) -> ActorCritic:
         return self.state.policy
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The policy's weights and observation statistics by name, the same names as ppo_torch.py's."""
-        return to_arrays(self.policy)
-
-
-def build_policy(config: PPOConfig, env: Environment, key: jax.Array) -> ActorCritic:
-    """A policy with fresh weights, on the config's device."""
-    policy = ActorCritic(env.observation_space, env.action_space, config.hidden, config.activation, key)
-    return jax.device_put(policy, jax_device(config.device))
-
-
-def load_policy(config: PPOConfig, env: Environment, arrays: dict[str, np.ndarray]) -> ActorCritic:
-    """The policy whose `arrays` either backend wrote.
-
-    Raises:
-        UsageError: the arrays are those of another network.
-    """
-    return from_arrays(build_policy(config, env, jax.random.key(config.seed)), arrays)
-
-
-def evaluate_policy(policy: ActorCritic, env: Environment, num_episodes: int, seed: int) -> np.ndarray:
-    """Undiscounted returns [num_episodes] of the greedy policy."""
-
-    def play(policy, key):
-        return evaluate(env, policy.greedy, num_episodes, key)
-
-    (device,) = policy.obs_mean.devices()
-    with jax.default_device(device):
-        returns_B = prepare(play, "jit", device=device)(policy, jax.random.key(seed))
-    return np.asarray(returns_B)
+    @staticmethod
+    def build_policy(config: PPOConfig, env: Environment, key: jax.Array | None = None) -> ActorCritic:
+        """A policy with fresh weights, on the config's device; `key` is the config's seed by default."""
+        key = jax.random.key(config.seed) if key is None else key
+        policy = ActorCritic(env.observation_space, env.action_space, config.hidden, config.activation, key)
+        return jax.device_put(policy, jax_device(config.device))

@@ -6,21 +6,17 @@ ppo_jax.py. T steps, B environments, N = T * B, M = minibatch rows.
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from rlgraph.agents.moments_torch import merge_moments
-from rlgraph.agents.networks_torch import ActorCritic, Gaussian, from_arrays, to_arrays
+from rlgraph.agents.networks_torch import ActorCritic, Gaussian
 from rlgraph.agents.ppo import PPOConfig
 from rlgraph.agents.returns_torch import discounted_returns, gae
-from rlgraph.devices import torch_device, torch_single_thread
+from rlgraph.agents.trainer_torch import Trainer
+from rlgraph.devices import torch_device
 from rlgraph.environment import Environment
-from rlgraph.graph.capture import capture, compiled
-from rlgraph.graph.readback import Readback
-from rlgraph.modes import MODES, compiles, resolve
-from rlgraph.precision import torch_matmul_precision
 from rlgraph.rollout import Rollout
-from rlgraph.rollout.torch import Collector, evaluate
+from rlgraph.rollout.torch import Collector
 
 
 class Batch(NamedTuple):
@@ -73,7 +69,7 @@ def ppo_loss(policy: ActorCritic, batch: Batch, rows_M: torch.Tensor, config: PP
     return loss, metrics.detach()
 
 
-class PPO:
+class PPO(Trainer):
     """A PPO run on one device.
 
     Args:
@@ -83,27 +79,7 @@ class PPO:
     `iterate()` runs one iteration and returns at once on a GPU: read its metrics after launching the next one.
     """
 
-    def __init__(self, config: PPOConfig, env: Environment):
-        self.config, self.env = config, env
-        self.device = torch_device(config.device)
-        self.mode = resolve("torch", config.mode, on_gpu=self.device.type == "cuda")
-        compile = compiles(self.mode, on_gpu=self.device.type == "cuda")
-        self._create("compile" if compile else "eager")
-        self._loss = compiled(ppo_loss) if compile else ppo_loss
-        self.graph, self._run = None, self._iteration
-        if MODES["torch"][self.mode].graph:
-            with torch_matmul_precision(config.precision):
-                self.graph = capture(
-                    self._iteration, state=self._state(), generators=[self.generator], device=self.device
-                )
-            self._run = self.graph.replay
-
     # ---- the iteration
-
-    def iterate(self) -> Readback:
-        """One iteration: T * B steps and num_epochs * num_minibatches updates. Its METRICS are on their way."""
-        with torch_matmul_precision(self.config.precision), torch_single_thread(self.device):
-            return Readback(self._run())
 
     def _iteration(self) -> torch.Tensor:
         """Collect, advantages, update. Nothing here reads a device value on the host. Returns METRICS' vector."""
@@ -172,7 +148,7 @@ class PPO:
     def _create(self, collector_mode: str) -> None:
         config, device = self.config, self.device
         self.generator = torch.Generator(device).manual_seed(config.seed)
-        self.policy = build_policy(config, self.env)
+        self.policy = self.build_policy(config, self.env)
         self.collector = Collector(
             self.env,
             self.policy.act,
@@ -183,14 +159,8 @@ class PPO:
             collector_mode,
         )
         self.learning_rate = torch.tensor(config.learning_rate, device=device)
-        self.optimizer = torch.optim.Adam(
-            self.policy.parameters(),
-            self.learning_rate,
-            eps=1e-5,
-            fused=True,
-            capturable=device.type == "cuda",
-        )
-        _materialise(self.optimizer)
+        self._loss = self._in_mode(ppo_loss)
+        self.optimizer = self._adam(self.policy.parameters(), self.learning_rate, eps=1e-5)
         self.iteration = torch.zeros((), device=device)
         self.obs_count, self.reward_count = (
             torch.tensor(1e-4, device=device),
@@ -199,58 +169,24 @@ class PPO:
         self.reward_mean, self.reward_var = torch.zeros(1, device=device), torch.ones(1, device=device)
         self.reward_return_B = torch.zeros(config.num_envs, device=device)
 
-    def _state(self) -> list:
-        """Every tensor that one iteration leaves to the next."""
-        moments = [self.obs_count, self.reward_count, self.reward_mean, self.reward_var, self.reward_return_B]
-        optimizer = [list(s.values()) for s in self.optimizer.state.values()]
-        network = [*self.policy.parameters(), *self.policy.buffers()]
-        return [self.collector.state(), network, optimizer, self.learning_rate, self.iteration, moments]
+    def _state(self) -> dict:
+        """Every tensor that one iteration leaves to the next, by name."""
+        return {
+            "collector": self.collector.state(),
+            "policy": self.policy.state_dict(),
+            "optimizer": {name: self.optimizer.state[p] for name, p in self.policy.named_parameters()},
+            "learning_rate": self.learning_rate,
+            "iteration": self.iteration,
+            "obs_count": self.obs_count,
+            "reward_mean": self.reward_mean,
+            "reward_var": self.reward_var,
+            "reward_count": self.reward_count,
+            "reward_return_B": self.reward_return_B,
+        }
 
-    def execution(self) -> str:
-        """In words, how iterations run."""
-        if self.graph is None:
-            return "compiled, launched step by step" if self.mode == "compile" else "operation by operation"
-        if not self.graph.captured:
-            return f"no CUDA graph on {self.device.type}: operation by operation"
-        return f"one CUDA graph an iteration, replayed {self.graph.replays} times"
-
-    # ---- the trained policy
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The policy's weights and observation statistics by name, the same names as ppo_jax.py's."""
-        return to_arrays(self.policy)
-
-
-def build_policy(config: PPOConfig, env: Environment) -> ActorCritic:
-    """A policy with fresh weights, on the config's device."""
-    generator = torch.Generator().manual_seed(config.seed)
-    policy = ActorCritic(env.observation_space, env.action_space, config.hidden, config.activation, generator)
-    return policy.to(torch_device(config.device))
-
-
-def load_policy(config: PPOConfig, env: Environment, arrays: dict[str, np.ndarray]) -> ActorCritic:
-    """The policy whose `arrays` either backend wrote.
-
-    Raises:
-        UsageError: the arrays are those of another network.
-    """
-    policy = build_policy(config, env)
-    from_arrays(policy, arrays)
-    return policy
-
-
-def evaluate_policy(policy: ActorCritic, env: Environment, num_episodes: int, seed: int) -> np.ndarray:
-    """Undiscounted returns [num_episodes] of the greedy policy."""
-    generator = torch.Generator(policy.obs_mean.device).manual_seed(seed)
-    return evaluate(env, policy.greedy, num_episodes, generator).numpy(force=True)
-
-
-def _materialise(optimizer: torch.optim.Adam) -> None:
-    """Create Adam's moments and step counts, at zero: a capture must find every tensor that it will update."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()  # zero gradients move nothing
-    for state in optimizer.state.values():
-        for tensor in state.values():
-            tensor.zero_()
+    @staticmethod
+    def build_policy(config: PPOConfig, env: Environment) -> ActorCritic:
+        """A policy with fresh weights, on the config's device."""
+        generator = torch.Generator().manual_seed(config.seed)
+        policy = ActorCritic(env.observation_space, env.action_space, config.hidden, config.activation, generator)
+        return policy.to(torch_device(config.device))

@@ -47,3 +47,24 @@ def discounted_returns(reward_TB, done_TB, return_B, gamma: float):
     x_TB = reward_TB.at[0].add(gamma * return_B)
     g_TB = linear_scan((gamma * going_on_TB)[::-1], x_TB[::-1])[::-1]
     return g_TB, g_TB[-1] * ~done_TB[-1]
+
+
+def lambda_returns(reward_TB, final_value_TB, terminated_TB, truncated_TB, gamma: float, q_lambda: float):
+    """Peng's Q(lambda) (Peng & Williams, 1996), the targets of PQN (Gallici et al., 2024, algorithm 1).
+
+    G[t] = r[t] + gamma ((1 - lambda) V'[t] + lambda G[t+1]), with V'[t] the greatest action value that step t led to.
+    An episode that terminated has no future; one that was truncated goes on from V' alone, as does the last step of
+    the rollout. Nothing leaks from one episode into the one before it.
+
+    Args:
+        reward_TB: [T, B] float32.
+        final_value_TB: [T, B] float32, V': max_a Q of the observation that step t led to, before any reset.
+        terminated_TB, truncated_TB: [T, B] bool.
+
+    Returns:
+        G [T, B].
+    """
+    going_on_TB = ~(terminated_TB | truncated_TB)
+    lambda_TB = q_lambda * going_on_TB.at[-1].set(False)
+    x_TB = reward_TB + gamma * (1 - lambda_TB) * final_value_TB * ~terminated_TB
+    return linear_scan(gamma * lambda_TB, x_TB)

@@ -11,6 +11,7 @@ import signal
 import sys
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -26,11 +27,12 @@ from rlgraph.agents import AGENTS
 from rlgraph.errors import CaptureError, UsageError, is_out_of_memory, unknown
 from rlgraph.registry import ENVIRONMENTS, make
 from rlgraph.terminal import terminal_console
-from rlgraph.train import Result, config_class, default_config, evaluate_run, train
+from rlgraph.train import Result, config_class, default_config, evaluate_run, resume, train
 
 USAGE = """usage: rlgraph COMMAND ...
 
   rlgraph train AGENT [--env ID] [options]   train an agent ({agents}) and save the run
+  rlgraph train --resume RUN                 go on with a run that was killed or interrupted
   rlgraph eval RUN [options]                 play a saved run's policy greedily
   rlgraph envs                               list the environments
   rlgraph bench [options]                    time every way of stepping on this machine
@@ -90,21 +92,38 @@ def _train(argv: list[str]) -> int:
     if argv and argv[0] in ("-h", "--help"):
         print(USAGE.format(agents=", ".join(AGENTS)))
         return 0
+    if any(word.partition("=")[0] == "--resume" for word in argv):
+        run = _run_to_resume(argv)
+        return _show_training(lambda progress: resume(run, progress))
     if not argv or argv[0].startswith("-"):
         raise UsageError(f"name an agent after `rlgraph train`: {', '.join(AGENTS)}")
     agent, options = argv[0], argv[1:]
     env = _values(options, "--env")  # read ahead, because the other options' defaults depend on it
     default = default_config(agent, env[0] if env else "CartPole-v1")
     config = _parse(config_class(agent), options, f"rlgraph train {agent}", default)
+    return _show_training(lambda progress: train(agent, config, progress))
+
+
+def _run_to_resume(argv: list[str]) -> str:
+    runs = _values(argv, "--resume")
+    if len(runs) != 1 or len(argv) > 2 or not argv[0].startswith("--resume"):
+        raise UsageError(
+            "`rlgraph train --resume RUN` takes a run folder and nothing else: the rest is in its config.json"
+        )
+    return runs[0]
+
+
+def _show_training(run: Callable[[Callable], Result]) -> int:
+    """Run a training with a progress bar, which it is given a function for; then print what it came to."""
     console = terminal_console()
     with _progress(console) as progress:
-        task = progress.add_task("setting up", total=config.num_iterations * config.batch_size, note="")
+        task = progress.add_task("setting up", total=None, note="")
 
         def show(steps: int, total: int, metrics: dict) -> None:
-            progress.update(task, description="training", completed=steps, note=_note(metrics))
+            progress.update(task, description="training", completed=steps, total=total, note=_note(metrics))
 
         try:
-            result = train(agent, config, show)
+            result = run(show)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("interrupted; no policy was saved") from None
     _print_result(console, result)
@@ -123,13 +142,17 @@ class EvalOptions:
     """torch or jax; the one that trained the policy if left out. Either loads it."""
     device: str = "auto"
     """auto (a GPU if there is one), cpu, cuda, cuda:1."""
+    checkpoint: str | None = None
+    """The policy in a checkpoint: last, best, or a number of steps; the one at the run's end if left out."""
 
 
 def _eval(argv: list[str]) -> int:
     if not argv:
         raise UsageError("name a run folder after `rlgraph eval`")
     options = _parse(EvalOptions, argv, "rlgraph eval")
-    returns = evaluate_run(options.run, options.episodes, options.seed, options.backend, options.device)
+    returns = evaluate_run(
+        options.run, options.episodes, options.seed, options.backend, options.device, options.checkpoint
+    )
     print(
         f"return {np.mean(returns):.2f} ± {np.std(returns):.2f} (least {np.min(returns):.2f}, "
         f"greatest {np.max(returns):.2f}) over {len(returns)} greedy episodes"
@@ -296,7 +319,8 @@ def _print_result(console: Console, result: Result) -> None:
 
 def _describe_evaluation(result: Result) -> str:
     if result.interrupted:
-        return f"not evaluated; run `rlgraph eval {result.run_dir}`"
+        go_on = f"go on with `rlgraph train --resume {result.run_dir}`"
+        return f"not evaluated; run `rlgraph eval {result.run_dir}`, or {go_on}"
     text = f"{result.eval_return_mean:.2f} ± {result.eval_return_std:.2f} over {result.eval_episodes} episodes"
     if result.reward_threshold is None:
         return text

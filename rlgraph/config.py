@@ -1,8 +1,15 @@
 """What every training run is told, whatever the agent. Each agent's config adds its own fields."""
 
+import dataclasses
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import gymnasium
+
+from rlgraph.environment import Environment
 from rlgraph.errors import UsageError
+from rlgraph.precision import PRECISIONS
 
 SEEDS = 2**32  # seeds are in [0, SEEDS): what both backends tell apart
 
@@ -25,9 +32,88 @@ class TrainConfig:
     """torch: eager, compile, graph-uncompiled, graph; jax: eager, jit, graph. auto: graph on a GPU."""
     seed: int = 0
     """Same seed, same run; in [0, 2**32)."""
+    num_envs: int = 64
+    """Environments stepped side by side, B."""
+    num_steps: int = 64
+    """Steps an iteration in each environment, T."""
     total_steps: int = 500_000
     """Environment steps to train for, over all environments, rounded up to whole iterations."""
     eval_episodes: int = 100
     """Episodes that the trained policy plays greedily at the end."""
     run_dir: str = ""
-    """Folder for config, metrics and policy; by default a new one under runs/."""
+    """Folder for config, metrics, checkpoints and policy; by default a new one under runs/."""
+    checkpoint_seconds: float = 60.0
+    """Seconds between checkpoints; 0 saves one after every iteration."""
+    keep_checkpoints: int = 3
+    """Latest checkpoints to keep, beside the best."""
+
+    def __post_init__(self):
+        check_seed(self.seed)
+        check_at_least_one(self, ("num_envs", "num_steps", "total_steps", "eval_episodes", "keep_checkpoints"))
+        if not self.checkpoint_seconds >= 0:
+            raise UsageError(f"checkpoint_seconds must be at least 0, but is {self.checkpoint_seconds}")
+
+    @property
+    def batch_size(self) -> int:
+        """Steps an iteration over all environments, T * B."""
+        return self.num_envs * self.num_steps
+
+    @property
+    def num_iterations(self) -> int:
+        return -(-self.total_steps // self.batch_size)
+
+
+# What the agents' configs check their fields by: each raises a one-line UsageError that names the field.
+
+
+def check_at_least_one(config: TrainConfig, names: Iterable[str]) -> None:
+    for name in names:
+        if getattr(config, name) < 1:
+            raise UsageError(f"{name} must be at least 1, but is {getattr(config, name)}")
+
+
+def check_positive(config: TrainConfig, names: Iterable[str]) -> None:
+    """None, where a field may be None, passes."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not value > 0:
+            raise UsageError(f"{name} must be positive, but is {value}")
+
+
+def check_unit_interval(config: TrainConfig, names: Iterable[str]) -> None:
+    for name in names:
+        if not 0 <= getattr(config, name) <= 1:
+            raise UsageError(f"{name} must lie in [0, 1], but is {getattr(config, name)}")
+
+
+def check_minibatches(config: TrainConfig) -> None:
+    """The field num_minibatches."""
+    if config.batch_size % config.num_minibatches:
+        raise UsageError(
+            f"num_envs * num_steps = {config.batch_size} does not divide into num_minibatches = "
+            f"{config.num_minibatches}; choose a divisor"
+        )
+
+
+def check_finite(config: TrainConfig) -> None:
+    """Every field that holds a float."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"{field.name} must be finite, but is {value}")
+
+
+def check_network(config: TrainConfig) -> None:
+    """The fields hidden, activation and precision."""
+    if not config.hidden or min(config.hidden) < 1:
+        raise UsageError(f"hidden must name at least one layer of width 1 or more, but is {config.hidden}")
+    for name, known in (("activation", ("tanh", "relu", "silu")), ("precision", PRECISIONS)):
+        if getattr(config, name) not in known:
+            raise UsageError(f"{name} must be one of {', '.join(known)}, but is {getattr(config, name)!r}")
+
+
+def check_discrete(agent: str, env: Environment) -> None:
+    """Raise a UsageError unless the actions can be enumerated."""
+    if not isinstance(env.action_space, gymnasium.spaces.Discrete):
+        kind = type(env.action_space).__name__
+        raise UsageError(f"{agent} needs a Discrete action space, {env.id} has {kind}; use sac or ppo")

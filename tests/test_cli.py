@@ -8,6 +8,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -116,11 +117,7 @@ def runs(tmp_path_factory) -> dict[str, Run]:
 @pytest.fixture
 def copied_run(runs, tmp_path) -> Path:
     """A run to damage."""
-    folder = tmp_path / "copy"
-    folder.mkdir()
-    for path in runs["torch"].folder.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    return folder
+    return Path(shutil.copytree(runs["torch"].folder, tmp_path / "copy"))
 
 
 @pytest.fixture
@@ -158,7 +155,8 @@ def test_a_run_folder_holds_all_that_is_needed_later(runs, backend):
     files = {path.name for path in folder.iterdir()}
     events = {name for name in files if name.startswith("events.out.tfevents.")}
     assert len(events) == 1
-    assert files - events == {"config.json", "versions.json", "metrics.jsonl", "policy.safetensors", "result.json"}
+    written = {"config.json", "versions.json", "metrics.jsonl", "checkpoints", "policy.safetensors", "result.json"}
+    assert files - events == written | {"lock"}
 
     config = json.loads((folder / "config.json").read_text())
     assert config.keys() == {"agent", *(field.name for field in dataclasses.fields(PPOConfig))}
@@ -339,8 +337,8 @@ def test_help_is_no_mistake(argv, capsys):
 
 MISTAKES = {
     "tran ppo": "unknown command 'tran'; did you mean 'train'?",
-    "train": "name an agent after `rlgraph train`: ppo",
-    "train --env CartPole-v1": "name an agent after `rlgraph train`: ppo",
+    "train": "name an agent after `rlgraph train`: dqn, ppo, pqn, sac",
+    "train --env CartPole-v1": "name an agent after `rlgraph train`: dqn, ppo, pqn, sac",
     "train ppp": "unknown agent 'ppp'; did you mean 'ppo'?",
     "train ppo --env cartpole": "unknown environment 'cartpole'; did you mean 'CartPole-v1'?",
     "train ppo --env nowhere.py": "no environment file 'nowhere.py'",
@@ -456,10 +454,13 @@ def test_a_policy_of_another_network(copied_run, backend, capsys):
 
 
 def test_a_folder_with_something_in_it_is_left_as_it_is(copied_run, capsys):
-    before = {path: path.read_bytes() for path in copied_run.iterdir()}
+    def contents():
+        return {path: path.read_bytes() for path in copied_run.rglob("*") if path.is_file()}
+
+    before = contents()
     line = complaint(capsys, ["train", "ppo", *TINY, "--run-dir", copied_run])
     assert line == f"run_dir {str(copied_run)!r} exists and is not empty; name another folder"
-    assert {path: path.read_bytes() for path in copied_run.iterdir()} == before
+    assert contents() == before
 
 
 def test_a_folder_that_cannot_be_made(tmp_path, monkeypatch, capsys):
@@ -489,7 +490,7 @@ def test_an_environment_file_that_cannot_be_used(tmp_path, monkeypatch, capsys):
 # ------------------------------------------------------------------------------------------- a full disk
 
 
-@pytest.mark.parametrize("room", [100, 1500, 4000])  # for config.json, for metrics, for the policy
+@pytest.mark.parametrize("room", [100, 1500, 4000])  # for config.json, for metrics, for a checkpoint
 def test_a_disk_without_room_is_said_in_one_line(train, room, capsys):
     """A limit on the size of files stands in for a full disk: the system refuses a write in the same way."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -502,8 +503,8 @@ def test_a_disk_without_room_is_said_in_one_line(train, room, capsys):
     out, err = capsys.readouterr()
     assert (code, out) == (1, "")
     assert err == "rlgraph: cannot write or read run: File too large\n"
-    assert {path.name for path in Path("run").iterdir()} & {"policy.safetensors", "result.json"} == set()
-    assert not list(Path("run").glob("*.part"))
+    assert {path.name for path in Path("run").glob("*")} & {"policy.safetensors", "result.json"} == set()
+    assert not list(Path("run").rglob("*.part"))
 
 
 def test_no_space_left_keeps_the_old_file(tmp_path, monkeypatch):
@@ -605,7 +606,7 @@ def test_ctrl_c_during_the_evaluation_keeps_the_policy(train, monkeypatch, capsy
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(rlgraph.agents.ppo_torch, "evaluate_policy", interrupted)
+        patch.setattr(rlgraph.agents.ppo_torch.PPO, "evaluate_policy", interrupted)
         assert train("--run-dir", "run") == 130
     out, err = capsys.readouterr()
     assert err == ""

@@ -497,7 +497,7 @@ def test_batches_hold_the_rollout_and_its_advantages(watched):
 def test_rollouts_are_scored_by_the_policy_that_acted(watched):
     env = watched.agent.env
     for before, rollout in zip(watched.before, watched.rollouts):
-        policy = ppo_torch.load_policy(dataclasses.replace(watched.agent.config), env, before)
+        policy = ppo_torch.PPO.load_policy(dataclasses.replace(watched.agent.config), env, before)
         obs, final_obs, action = (torch.tensor(x) for x in (rollout.obs, rollout.final_obs, rollout.action))
         with torch.no_grad():
             log_prob = policy.distribution.log_prob(policy.actor(policy.normalized(obs)), action.long())
@@ -799,7 +799,7 @@ def test_it_finds_the_continuous_action(backend):
     obs = OBSERVATIONS[:2, :, None]
     np.testing.assert_allclose(ask("greedy", obs), [[[-0.5, 0.5]], [[0.5, -0.5]]], atol=0.1)
     assert (agent.arrays()["distribution.log_std"] < -0.5).all()  # and grows sure of it
-    returns = MODULES[backend].evaluate_policy(agent.policy, agent.env, 10, seed=0)
+    returns = MODULES[backend].PPO.evaluate_policy(agent.policy, agent.env, 10, seed=0)
     assert returns.shape == (10,)
     assert (returns > -0.05).all()
 

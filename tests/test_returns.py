@@ -47,6 +47,20 @@ def gae_by_loop(reward, value, final_value, terminated, truncated):
     return advantage
 
 
+def lambda_returns_by_definition(reward, final_value, terminated, truncated):
+    """The mixture of n-step returns with weights (1 - lambda) lambda^(n-1), the longest one with all that is left."""
+    T, mixture = len(reward), np.zeros(reward.shape)
+    for t in range(T):
+        rewards, going_on = np.zeros(reward.shape[1]), np.ones(reward.shape[1], bool)
+        for n, k in enumerate(range(t, T), start=1):
+            rewards += GAMMA ** (n - 1) * reward[k]
+            n_step = rewards + GAMMA**n * np.where(terminated[k], 0, final_value[k])
+            longest = terminated[k] | truncated[k] | (k == T - 1)
+            mixture[t] += going_on * np.where(longest, 1, 1 - LAMBDA) * LAMBDA ** (n - 1) * n_step
+            going_on &= ~longest
+    return mixture
+
+
 def returns_by_loop(reward, done, start):
     g, running = np.zeros(reward.shape), start.astype(np.float64)
     for t in range(len(reward)):
@@ -91,6 +105,47 @@ def test_gae_by_hand(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("T", LENGTHS)
+def test_lambda_returns_equal_the_loop_wherever_and_however_episodes_end(backend, T):
+    terminated, truncated = every_way_to_end(T)
+    reward, final_value = (numbers(seed, *terminated.shape) for seed in range(2))
+    got = run(backend, "lambda_returns", reward, final_value, terminated, truncated, gamma=GAMMA, q_lambda=LAMBDA)
+    expected = lambda_returns_by_definition(reward, final_value, terminated, truncated)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_lambda_returns_by_hand(backend):
+    """Three steps, small numbers, worked out on paper: gamma = 0.5, lambda = 0.5."""
+    reward, final_value = (np.full((3, 4), x, np.float32) for x in (1, 4))
+    terminated, truncated = np.zeros((2, 3, 4), bool)
+    terminated[1, 1] = truncated[1, 2] = terminated[1, 3] = truncated[1, 3] = True
+    got = run(backend, "lambda_returns", reward, final_value, terminated, truncated, gamma=0.5, q_lambda=0.5)
+    # 1 + 0.5 * 4 = 3 where nothing follows, 1 where the episode terminated, else 1 + 0.5 (2 + G / 2).
+    assert got[:, 0].tolist() == [2.6875, 2.75, 3]  # goes on beyond the rollout
+    assert got[:, 1].tolist() == [2.25, 1, 3]  # terminated in the middle
+    assert got[:, 2].tolist() == [2.75, 3, 3]  # truncated in the middle
+    assert got[:, 3].tolist() == [2.25, 1, 3]  # both: it terminated
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("T", [1, 2, 7])
+def test_lambda_returns_between_one_step_and_the_whole_episode(backend, T):
+    """lambda = 0 is the one-step target of Q-learning, lambda = 1 the discounted sum up to the end."""
+    terminated, truncated = every_way_to_end(T)
+    reward, final_value = (numbers(seed, *terminated.shape) for seed in range(2))
+    after = np.where(terminated, 0, GAMMA * final_value)
+    arrays = (reward, final_value, terminated, truncated)
+    got = run(backend, "lambda_returns", *arrays, gamma=GAMMA, q_lambda=0.0)
+    np.testing.assert_allclose(got, reward + after, rtol=1e-5, atol=1e-6)
+    ends = terminated | truncated
+    ends[-1] = True
+    backwards, _ = returns_by_loop((reward + after * ends)[::-1], np.roll(ends[::-1], -1, axis=0), np.zeros(4**T))
+    got = run(backend, "lambda_returns", *arrays, gamma=GAMMA, q_lambda=1.0)
+    np.testing.assert_allclose(got, backwards[::-1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["terminated", "truncated"])
 @pytest.mark.parametrize("T", [1, 2, 7])
 def test_nothing_leaks_into_the_episode_before_or_after(backend, kind, T):
@@ -102,6 +157,10 @@ def test_nothing_leaks_into_the_episode_before_or_after(backend, kind, T):
     huge = [np.where(after, np.float32(1e9), x) for x in (reward, value, final_value)]
     ends, parameters = (flags["terminated"], flags["truncated"]), {"gamma": GAMMA, "gae_lambda": LAMBDA}
     got, disturbed = (run(backend, "gae", *xs, *ends, **parameters) for xs in ([reward, value, final_value], huge))
+    np.testing.assert_array_equal(got[~after], disturbed[~after])
+    parameters = {"gamma": GAMMA, "q_lambda": LAMBDA}
+    pairs = ((reward, final_value), huge[::2])
+    got, disturbed = (run(backend, "lambda_returns", *xs, *ends, **parameters) for xs in pairs)
     np.testing.assert_array_equal(got[~after], disturbed[~after])
 
     huge_before = np.where(after, reward, np.float32(1e9))  # returns run forwards

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlgraph.agents.ppo_jax import GPU_UNROLL, build_policy
+from rlgraph.agents.ppo_jax import PPO
+from rlgraph.agents.trainer_jax import GPU_UNROLL
 from rlgraph.bench.variants import COMPARED_STEPS, Prepared, Workload, means, training_outcome, variant
 from rlgraph.devices import jax_device
 from rlgraph.environment import Environment
@@ -53,7 +54,7 @@ def _rollout(work: Workload, mode: str, steps_a_call: int, unroll: int) -> Prepa
     device = jax_device(work.device)
     with jax.default_device(device):
         policy_key, start_key, key = jax.random.split(jax.random.key(work.seed), 3)
-        policy = build_policy(config, env, policy_key)
+        policy = PPO.build_policy(config, env, policy_key)
         act, value = (policy.act, policy.value) if work.column == "policy" else random_policy(env)
         state = jax.tree.map(jnp.copy, (start(env, work.num_envs, start_key), key))
 

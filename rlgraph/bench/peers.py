@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from rlgraph.agents.ppo_torch import PPO, build_policy
+from rlgraph.agents.ppo_torch import PPO
 from rlgraph.bench.torch_variants import timer
 from rlgraph.bench.variants import COMPARED_STEPS, Prepared, Skipped, Workload, means, training_outcome, variant
 from rlgraph.precision import torch_matmul_precision
@@ -20,7 +20,7 @@ def _gymnasium(work: Workload) -> Prepared:
     """gymnasium.make_vec on the CPU; actor, critic and update in torch on the device, with the copies this takes."""
     if work.column == "train":
         return _gymnasium_training(work)
-    policy = build_policy(work.config("torch", "eager"), work.environment())
+    policy = PPO.build_policy(work.config("torch", "eager"), work.environment())
     device = policy.obs_mean.device
     act = _random_actions(work) if work.column == "env" else _policy_actions(work, policy, device)
     loop, seen = _GymnasiumLoop(work, act), {}
@@ -197,7 +197,7 @@ def _gymnax(work: Workload) -> Prepared:
     box = isinstance(ours.action_space, gymnasium.spaces.Box)
     with jax.default_device(device):
         policy_key, reset_key, key = jax.random.split(jax.random.key(work.seed), 3)
-        policy = ppo_jax.build_policy(work.config("jax", "graph"), ours, policy_key)
+        policy = ppo_jax.PPO.build_policy(work.config("jax", "graph"), ours, policy_key)
         act, value = (policy.act, policy.value) if work.column == "policy" else random_policy(ours)
         keys = jax.random.split(reset_key, work.num_envs)
         obs, state = jax.vmap(env.reset, in_axes=(0, None))(keys, params)

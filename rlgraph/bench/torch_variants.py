@@ -5,7 +5,7 @@ import time
 import gymnasium
 import torch
 
-from rlgraph.agents.ppo_torch import build_policy
+from rlgraph.agents.ppo_torch import PPO
 from rlgraph.bench.variants import COMPARED_STEPS, Prepared, Workload, means, training_outcome, variant
 from rlgraph.environment import Environment
 from rlgraph.graph.capture import Graph
@@ -32,7 +32,7 @@ for _name, _mode in MODES["torch"].items():
 
 def _rollout(work: Workload, mode: str) -> Prepared:
     env, config = work.environment(), work.config("torch", mode)
-    policy = build_policy(config, env)
+    policy = PPO.build_policy(config, env)
     generator = torch.Generator(policy.obs_mean.device).manual_seed(work.seed)
     act, value = (policy.act, policy.value) if work.column == "policy" else random_policy(env)
     with torch_matmul_precision(work.precision):

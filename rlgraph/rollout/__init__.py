@@ -20,12 +20,12 @@ class Rollout(NamedTuple):
     obs: Array  # [T, B, *observation shape], before the action
     action: Array  # [T, B] integers from 0 (Discrete) or [T, B, *action shape] float32, before clipping (Box)
     log_prob_TB: Array  # [T, B] float32, of the policy that acted
-    value_TB: Array  # [T, B] float32, at obs
+    value_TB: Array | None  # [T, B] float32, at obs; None if collected without a critic
     reward_TB: Array  # [T, B] float32
     terminated_TB: Array  # [T, B] bool
     truncated_TB: Array  # [T, B] bool, may be True together with terminated
     final_obs: Array  # [T, B, *observation shape]
-    final_value_TB: Array  # [T, B] float32, at final_obs
+    final_value_TB: Array | None  # [T, B] float32, at final_obs; None if collected without a critic
 
 
 class EpisodeTotals(NamedTuple):

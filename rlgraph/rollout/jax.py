@@ -31,7 +31,7 @@ def start(env: Environment, num_envs: int, key: jax.Array) -> Collector:
 def collect(
     env: Environment,
     act: Callable,
-    value: Callable,
+    value: Callable | None,
     collector: Collector,
     num_steps: int,
     key: jax.Array,
@@ -43,7 +43,8 @@ def collect(
         env: the environment.
         act: policy, (obs [B, ...], noise) -> (action, log-prob [B]). noise is [B] uniforms in [0, 1) for a Discrete
             action space, [B, *action shape] standard normals for a Box.
-        value: critic, obs [..., *observation shape] -> [...].
+        value: critic, obs [..., *observation shape] -> [...]; None records no values: `value_TB` and `final_value_TB`
+            are None.
         collector: from `start` or the last `collect`.
         key: every random number of the rollout comes from it.
         unroll: steps an iteration of the compiled loop. XLA runs the loop on the host and replays one command buffer
@@ -64,8 +65,9 @@ def collect(
     (collector, totals), steps = jax.lax.scan(
         record_step, (collector, totals), (noise, u_TBN), unroll=min(unroll, num_steps)
     )
-    rollout = steps._replace(value_TB=in_parts(value, steps.obs), final_value_TB=in_parts(value, steps.final_obs))
-    return collector, rollout, EpisodeTotals(*(total_B.sum() for total_B in totals))
+    if value is not None:
+        steps = steps._replace(value_TB=in_parts(value, steps.obs), final_value_TB=in_parts(value, steps.final_obs))
+    return collector, steps, EpisodeTotals(*(total_B.sum() for total_B in totals))
 
 
 def in_parts(value: Callable, obs: jax.Array) -> jax.Array:

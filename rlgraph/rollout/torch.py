@@ -22,7 +22,8 @@ class Collector:
         env: the environment.
         act: policy, (obs [B, ...], noise) -> (action, log-prob [B]). noise is [B] uniforms in [0, 1) for a Discrete
             action space, [B, *action shape] standard normals for a Box.
-        value: critic, obs [..., *observation shape] -> [...].
+        value: critic, obs [..., *observation shape] -> [...]; None records no values: `value_TB` and `final_value_TB`
+            are None.
         num_envs, num_steps: B and T.
         generator: on the device; every random number of the rollout comes from it.
         mode: "eager"; "compile" (each step through torch.compile); "graph" (compiled, and the whole rollout captured
@@ -37,7 +38,7 @@ class Collector:
         self,
         env: Environment,
         act: Callable,
-        value: Callable,
+        value: Callable | None,
         num_envs: int,
         num_steps: int,
         generator: torch.Generator,
@@ -62,9 +63,9 @@ class Collector:
             self.graph = capture(self._take_steps, state=self.state(), generators=[generator])
             self._run = self.graph.replay
 
-    def state(self) -> tuple:
-        """The tensors that one `collect` leaves to the next."""
-        return self.carry, self.obs, self.return_B
+    def state(self) -> dict:
+        """The tensors that one `collect` leaves to the next, by name."""
+        return {"carry": self.carry, "obs": self.obs, "return_B": self.return_B}
 
     def reset(self) -> None:
         """Start new episodes everywhere, in place: safe for a captured `collect`."""
@@ -87,12 +88,16 @@ class Collector:
         steps = self.rollout._replace(value_TB=None, final_value_TB=None)
         for t in range(T):
             self._step(noise[t], u_TBN[t], *(buffer[t] for buffer in steps if buffer is not None))
-        steps_at_once = max(1, VALUE_ROWS // B)
-        for t in range(0, T, steps_at_once):
-            rows = slice(t, t + steps_at_once)
-            self.rollout.value_TB[rows].copy_(self.value(self.rollout.obs[rows]))
-            self.rollout.final_value_TB[rows].copy_(self.value(self.rollout.final_obs[rows]))
+        if self.value is not None:
+            self._value_all()
         return self.rollout, EpisodeTotals(*(total_B.sum() for total_B in self.totals))
+
+    def _value_all(self) -> None:
+        r, steps_at_once = self.rollout, max(1, VALUE_ROWS // self.num_envs)
+        for t in range(0, self.num_steps, steps_at_once):
+            rows = slice(t, t + steps_at_once)
+            r.value_TB[rows].copy_(self.value(r.obs[rows]))
+            r.final_value_TB[rows].copy_(self.value(r.final_obs[rows]))
 
     def _record_step(self, noise, u_BN, obs, action, log_prob_B, reward_B, terminated_B, truncated_B, final_obs):
         """One step, written to row t of each buffer. All of it is one function, so that it compiles to few kernels."""
@@ -129,7 +134,8 @@ class Collector:
         log_prob, value, reward, final_value = (torch.zeros(T, B, device=device) for _ in range(4))
         terminated, truncated = (torch.zeros(T, B, dtype=torch.bool, device=device) for _ in range(2))
         action = torch.zeros((T, B, *space.shape), dtype=torch.float32 if self._box else torch.int64, device=device)
-        return Rollout(obs, action, log_prob, value, reward, terminated, truncated, final_obs, final_value)
+        rollout = Rollout(obs, action, log_prob, value, reward, terminated, truncated, final_obs, final_value)
+        return rollout if self.value is not None else rollout._replace(value_TB=None, final_value_TB=None)
 
 
 def environment_action(env: Environment, device: torch.device) -> Callable:

@@ -1,0 +1,102 @@
+"""What the agents in JAX share. The same class, in the same order, as trainer_torch.py's."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlgraph.agents.networks_jax import from_arrays, to_arrays
+from rlgraph.config import TrainConfig
+from rlgraph.devices import jax_device
+from rlgraph.environment import Environment
+from rlgraph.graph.xla import Readback, prepare
+from rlgraph.modes import MODES, resolve
+from rlgraph.precision import jax_matmul_precision
+from rlgraph.rollout.jax import evaluate
+from rlgraph.state_jax import flat_state, restore
+
+# Environment steps in one turn of XLA's host loop on a GPU; measured with PPO, see docs/results.md.
+GPU_UNROLL = 16
+
+
+class Trainer:
+    """A run on one device.
+
+    An agent defines `_create() -> state`, everything that outlives an iteration, the property `policy` of it among
+    that; the pure `_iteration(state) -> (state, METRICS' vector)`; and `build_policy(config, env, key=None)`.
+
+    Args:
+        config: the agent's.
+        env: built by rlgraph.make.
+
+    `iterate()` runs one iteration and returns at once on a GPU: read its metrics after launching the next one.
+    """
+
+    def __init__(self, config: TrainConfig, env: Environment):
+        self.config, self.env = config, env
+        self.device = jax_device(config.device)
+        on_gpu = self.device.platform == "gpu"
+        self.mode = resolve("jax", config.mode, on_gpu)
+        self.unroll = GPU_UNROLL if on_gpu and MODES["jax"][self.mode].graph else 1
+        with jax.default_device(self.device):
+            state = self._create()
+        # Donated buffers must be distinct and stay on the device.
+        self.state: Any = jax.device_put(jax.tree.map(jnp.copy, state), self.device)
+        self._iterate = prepare(self._iteration, self.mode, donate_argnums=(0,), device=self.device)
+
+    def iterate(self) -> Readback:
+        """One iteration: T * B steps and their updates. Its METRICS are on their way."""
+        with jax_matmul_precision(self.config.precision):
+            self.state, metrics = self._iterate(self.state)
+        return Readback(metrics)
+
+    def execution(self) -> str:
+        """In words, how iterations run."""
+        chosen = MODES["jax"][self.mode]
+        if not chosen.compile:
+            return "operation by operation"
+        if self.device.platform != "gpu":
+            return "one XLA program an iteration (a CPU has no command buffers)"
+        return f"one XLA program an iteration, command buffers {'on' if chosen.graph else 'off'}"
+
+    # ---- checkpoints
+
+    def state_arrays(self) -> dict[str, np.ndarray]:
+        """Everything that determines the rest of the run, by name."""
+        return flat_state(self.state)
+
+    def load_state(self, arrays: dict[str, np.ndarray]) -> None:
+        """Go on from what `state_arrays` gave.
+
+        Raises:
+            UsageError: the arrays are those of another run.
+        """
+        self.state = restore(self.state, arrays)
+
+    # ---- the trained policy
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The policy's weights and statistics by name, the same names as in torch."""
+        return to_arrays(self.policy)
+
+    @classmethod
+    def load_policy(cls, config: TrainConfig, env: Environment, arrays: dict[str, np.ndarray]) -> Any:
+        """The policy whose `arrays` either backend wrote.
+
+        Raises:
+            UsageError: the arrays are those of another network.
+        """
+        return from_arrays(cls.build_policy(config, env), arrays)
+
+    @staticmethod
+    def evaluate_policy(policy: Any, env: Environment, num_episodes: int, seed: int) -> np.ndarray:
+        """Undiscounted returns [num_episodes] of the greedy policy."""
+
+        def play(policy, key):
+            return evaluate(env, policy.greedy, num_episodes, key)
+
+        (device,) = jax.tree.leaves(policy)[0].devices()
+        with jax.default_device(device):
+            returns_B = prepare(play, "jit", device=device)(policy, jax.random.key(seed))
+        return np.asarray(returns_B)

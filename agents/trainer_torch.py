@@ -1,0 +1,112 @@
+"""What the agents in torch share: how an iteration runs, what a checkpoint of a run holds, how a policy is played."""
+
+import numpy as np
+import torch
+
+from rlgraph.agents.networks_torch import from_arrays, to_arrays
+from rlgraph.config import TrainConfig
+from rlgraph.devices import torch_device, torch_single_thread
+from rlgraph.environment import Environment
+from rlgraph.graph.capture import capture, compiled
+from rlgraph.graph.readback import Readback
+from rlgraph.modes import MODES, compiles, resolve
+from rlgraph.precision import torch_matmul_precision
+from rlgraph.rollout.torch import evaluate
+from rlgraph.state_torch import flat_state, restore
+
+
+class Trainer:
+    """A run on one device.
+
+    An agent defines `_create(collector_mode)`, which allocates every tensor that outlives an iteration, `policy` and
+    `generator` among them; `_iteration() -> METRICS' vector`, in which nothing reads a device value on the host;
+    `_state()`, those tensors by name; and `build_policy(config, env)`.
+
+    Args:
+        config: the agent's.
+        env: built by rlgraph.make.
+
+    `iterate()` runs one iteration and returns at once on a GPU: read its metrics after launching the next one.
+    """
+
+    def __init__(self, config: TrainConfig, env: Environment):
+        self.config, self.env = config, env
+        self.device = torch_device(config.device)
+        on_gpu = self.device.type == "cuda"
+        self.mode = resolve("torch", config.mode, on_gpu)
+        self._compiles = compiles(self.mode, on_gpu)
+        self._create("compile" if self._compiles else "eager")
+        self.graph, self._run = None, self._iteration
+        if MODES["torch"][self.mode].graph:
+            with torch_matmul_precision(config.precision):
+                self.graph = capture(
+                    self._iteration, state=self._state(), generators=[self.generator], device=self.device
+                )
+            self._run = self.graph.replay
+
+    def iterate(self) -> Readback:
+        """One iteration: T * B steps and their updates. Its METRICS are on their way."""
+        with torch_matmul_precision(self.config.precision), torch_single_thread(self.device):
+            return Readback(self._run())
+
+    def execution(self) -> str:
+        """In words, how iterations run."""
+        if self.graph is None:
+            return "compiled, launched step by step" if self.mode == "compile" else "operation by operation"
+        if not self.graph.captured:
+            return f"no CUDA graph on {self.device.type}: operation by operation"
+        return f"one CUDA graph an iteration, replayed {self.graph.replays} times"
+
+    def _in_mode(self, fn):
+        """A loss, compiled where the mode compiles."""
+        return compiled(fn) if self._compiles else fn
+
+    def _adam(self, parameters, learning_rate: torch.Tensor, eps: float) -> torch.optim.Adam:
+        """Adam (Kingma & Ba, 2015) that a graph can hold: its moments and step counts exist, and are zero."""
+        parameters = list(parameters)
+        on_gpu = self.device.type == "cuda"
+        optimizer = torch.optim.Adam(parameters, learning_rate, eps=eps, fused=True, capturable=on_gpu)
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()  # zero gradients move nothing
+        for state in optimizer.state.values():
+            for tensor in state.values():
+                tensor.zero_()
+        return optimizer
+
+    # ---- checkpoints
+
+    def state_arrays(self) -> dict[str, np.ndarray]:
+        """Everything that determines the rest of the run, by name."""
+        return flat_state(self._state(), self.generator)
+
+    def load_state(self, arrays: dict[str, np.ndarray]) -> None:
+        """Go on from what `state_arrays` gave, in place: so does a captured iteration.
+
+        Raises:
+            UsageError: the arrays are those of another run.
+        """
+        restore(self._state(), self.generator, arrays)
+
+    # ---- the trained policy
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The policy's weights and statistics by name, the same names as in JAX."""
+        return to_arrays(self.policy)
+
+    @classmethod
+    def load_policy(cls, config: TrainConfig, env: Environment, arrays: dict[str, np.ndarray]) -> torch.nn.Module:
+        """The policy whose `arrays` either backend wrote.
+
+        Raises:
+            UsageError: the arrays are those of another network.
+        """
+        policy = cls.build_policy(config, env)
+        from_arrays(policy, arrays)
+        return policy
+
+    @staticmethod
+    def evaluate_policy(policy: torch.nn.Module, env: Environment, num_episodes: int, seed: int) -> np.ndarray:
+        """Undiscounted returns [num_episodes] of the greedy policy."""
+        generator = torch.Generator(next(policy.parameters()).device).manual_seed(seed)
+        return evaluate(env, policy.greedy, num_episodes, generator).numpy(force=True)
