@@ -116,16 +116,16 @@ def _run_to_resume(argv: list[str]) -> str:
 def _show_training(run: Callable[[Callable], Result]) -> int:
     """Run a training with a progress bar, which it is given a function for; then print what it came to."""
     console = terminal_console()
-    with _progress(console) as progress:
-        task = progress.add_task("setting up", total=None, note="")
+    try:
+        with _progress(console) as progress:
+            task = progress.add_task("setting up", total=None, note="")
 
-        def show(steps: int, total: int, metrics: dict) -> None:
-            progress.update(task, description="training", completed=steps, total=total, note=_note(metrics))
+            def show(steps: int, total: int, metrics: dict) -> None:
+                progress.update(task, description="training", completed=steps, total=total, note=_note(metrics))
 
-        try:
             result = run(show)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt("interrupted; no policy was saved") from None
+    except KeyboardInterrupt:  # also one that falls into the end of the progress bar: a double press
+        raise KeyboardInterrupt("interrupted; no policy was saved") from None
     _print_result(console, result)
     return INTERRUPTED if result.interrupted else 0
 

@@ -30,7 +30,7 @@ from rlgraph.cli import main
 from rlgraph.errors import UsageError
 from rlgraph.metrics import MetricsLog
 from rlgraph.run_folder import locked
-from rlgraph.train import _module, resume, train
+from rlgraph.train import resume, train, trainer_class
 
 BACKENDS = ["torch", "jax"]
 COMMON = {"num_envs": 4, "hidden": (8,), "device": "cpu", "eval_episodes": 2}
@@ -68,7 +68,7 @@ def quick_compilation(tmp_path_factory):
 def trainer(agent, backend, **changes):
     config = dataclasses.replace(CONFIGS[agent], backend=backend, **changes)
     env = rlgraph.make(config.env, max_episode_steps=7)  # so that episodes are cut off, too
-    return getattr(_module(agent, backend), AGENTS[agent].trainer)(config, env)
+    return trainer_class(agent, backend)(config, env)
 
 
 def iterate(trainer, times):
