@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,8 +48,8 @@ class BenchOptions:
     """Minibatches a pass."""
     repeats: int = 10
     """Timed repeats of each variant, in turns."""
-    build_jobs: int = 1
-    """Variants prepared at the same time. More is sooner done, but one-off costs then share the CPU."""
+    build_jobs: int = 0
+    """Variants prepared at the same time; 0: half the CPU cores. One-off costs then share the other half."""
     device: str = "auto"
     """auto (a GPU if there is one), cpu, cuda."""
     seed: int = 0
@@ -148,11 +149,11 @@ def _plan(options: BenchOptions, on_gpu: bool) -> harness.Plan:
     harness.check_names("column", columns, COLUMNS)
     harness.check_names("variant", variants, known)
     sizes = (4096 if on_gpu else 64,) if options.num_envs == "auto" else _numbers(options.num_envs)
-    for name in ("repeats", "build_jobs"):
-        if getattr(options, name) < 1:
-            raise UsageError(f"{name} must be at least 1, but is {getattr(options, name)}")
-    if options.num_steps < 0:
-        raise UsageError(f"num_steps must be at least 1, or 0 for the default, but is {options.num_steps}")
+    if options.repeats < 1:
+        raise UsageError(f"repeats must be at least 1, but is {options.repeats}")
+    for name in ("num_steps", "build_jobs"):
+        if getattr(options, name) < 0:
+            raise UsageError(f"{name} must be at least 1, or 0 for the default, but is {getattr(options, name)}")
     if options.device not in ("auto", "cpu", "cuda"):
         raise unknown("device", options.device, ("auto", "cpu", "cuda"))
     make(options.env)  # a wrong name is found out before anything starts
@@ -168,7 +169,8 @@ def _plan(options: BenchOptions, on_gpu: bool) -> harness.Plan:
         seed=options.seed,
         agent=options.agent,
     )
-    plan = harness.Plan(columns, sizes, variants, options.repeats, options.build_jobs, base)
+    build_jobs = options.build_jobs or max(1, (os.cpu_count() or 2) // 2)
+    plan = harness.Plan(columns, sizes, variants, options.repeats, build_jobs, base)
     for work in plan.cells():
         work.training_config("torch", "eager")  # so is a number that no variant could work with
     return plan
