@@ -260,10 +260,11 @@ def evaluate_run(
 
 def _policy_file(folder: Path) -> Path:
     path = folder / POLICY
-    if not path.is_file() and saved(folder):
+    if not path.is_file() and (saved(folder) or not (folder / RESULT).is_file()):
+        play = "play its last checkpoint by --checkpoint last, or " if saved(folder) else ""
         raise UsageError(
-            f"no policy at {str(path)!r}: the run has not come to its end; play its last checkpoint by --checkpoint "
-            f"last, or go on with `rlgraph train --resume {folder}`"
+            f"no policy at {str(path)!r}: the run has not come to its end; {play}go on with `rlgraph train --resume "
+            f"{folder}`"
         )
     return path
 
