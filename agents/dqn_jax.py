@@ -31,7 +31,7 @@ class TrainState(NamedTuple):
     collector: Collector
     replay: Replay
     key: jax.Array
-    iteration: jax.Array  # [] float32
+    iteration: jax.Array  # [] int32
     updates: jax.Array  # [] int32, optimiser steps taken
 
 
@@ -153,7 +153,7 @@ class DQN(Trainer):
             collector,
             replay_jax.create(rollout, config.replay_capacity),
             key,
-            jnp.float32(0),
+            jnp.int32(0),
             jnp.int32(0),
         )
 

@@ -120,7 +120,7 @@ class DQN(Trainer):
         self.target = copy.deepcopy(self.policy).requires_grad_(False)
         self.learning_rate = torch.tensor(config.learning_rate, device=device)
         self.epsilon = torch.tensor(config.epsilon_start, device=device)
-        self.iteration = torch.zeros((), device=device)
+        self.iteration = torch.zeros((), dtype=torch.int64, device=device)
         self.updates = torch.zeros((), dtype=torch.int64, device=device)
         self.collector = Collector(
             self.env, self._act, None, config.num_envs, config.num_steps, self.generator, collector_mode

@@ -52,7 +52,7 @@ class Observer(nn.Module):
 
     def flat(self, obs):
         """[B, *observation shape] -> [B, inputs]"""
-        return obs.flatten(start_dim=-self.obs_ndim) if self.obs_ndim else obs.unsqueeze(-1)
+        return _flat(obs, self.obs_ndim)
 
     def normalized(self, obs):
         """[B, *observation shape] -> [B, inputs] by the running mean and variance (0 and 1 if not kept)."""
@@ -183,7 +183,7 @@ class QNetwork(nn.Module):
 
     def forward(self, obs):
         """[B, *observation shape] -> [B, actions]"""
-        outputs = self.mlp(obs.flatten(start_dim=-self.obs_ndim) if self.obs_ndim else obs.unsqueeze(-1))
+        outputs = self.mlp(_flat(obs, self.obs_ndim))
         if not self.dueling:
             return outputs
         value, advantage = outputs[..., :1], outputs[..., 1:]
@@ -219,7 +219,7 @@ class LayerNormQNetwork(nn.Module):
 
     def forward(self, obs):
         """[B, *observation shape] -> [B, actions]"""
-        x = obs.flatten(start_dim=-self.obs_ndim) if self.obs_ndim else obs.unsqueeze(-1)
+        x = _flat(obs, self.obs_ndim)
         *layers, last = self.mlp.layers
         for layer, norm in zip(layers, self.norms):
             x = self.mlp.activation(norm(layer(x)))
@@ -246,7 +246,8 @@ class SquashedActor(Observer):
     ):
         super().__init__(observation_space)
         self.action_shape = action_space.shape
-        low, high = (torch.as_tensor(bound).reshape(-1) for bound in (action_space.low, action_space.high))
+        bounds = (action_space.low, action_space.high)
+        low, high = (torch.tensor(bound, dtype=torch.float32).reshape(-1) for bound in bounds)
         # Not persistent: they belong to the environment, not to the weights.
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("high", high, persistent=False)
@@ -313,6 +314,11 @@ def epsilon_greedy(value_BA, u_B, epsilon):
     n = value_BA.shape[-1]
     any_B = (u_B / epsilon * n).long().clamp(max=n - 1)  # an approximate division may give n
     return torch.where(u_B < epsilon, any_B, value_BA.argmax(-1))
+
+
+def _flat(obs, obs_ndim: int):
+    """[B, *observation shape] -> [B, inputs] float32, whatever the space's dtype."""
+    return (obs.flatten(start_dim=-obs_ndim) if obs_ndim else obs.unsqueeze(-1)).float()
 
 
 def to_arrays(module: nn.Module) -> dict[str, np.ndarray]:

@@ -39,7 +39,7 @@ class TrainState(NamedTuple):
     optimizer: Any
     collector: Collector
     key: jax.Array
-    iteration: jax.Array  # [] float32
+    iteration: jax.Array  # [] int32
     obs_count: jax.Array  # [] float32, rows behind the policy's obs_mean and obs_var
     reward_moments: Moments  # of the discounted return, D = 1
     reward_return_B: jax.Array  # [B] float32
@@ -190,7 +190,7 @@ class PPO(Trainer):
             self.optimizer.init(policy),
             start(env, config.num_envs, start_key),
             key,
-            jnp.float32(0),
+            jnp.int32(0),
             jnp.float32(1e-4),
             Moments(jnp.zeros(1, jnp.float32), jnp.ones(1, jnp.float32), jnp.float32(1e-4)),
             jnp.zeros(config.num_envs, jnp.float32),

@@ -161,7 +161,7 @@ class PPO(Trainer):
         self.learning_rate = torch.tensor(config.learning_rate, device=device)
         self._loss = self._in_mode(ppo_loss)
         self.optimizer = self._adam(self.policy.parameters(), self.learning_rate, eps=1e-5)
-        self.iteration = torch.zeros((), device=device)
+        self.iteration = torch.zeros((), dtype=torch.int64, device=device)
         self.obs_count, self.reward_count = (
             torch.tensor(1e-4, device=device),
             torch.tensor(1e-4, device=device),

@@ -18,7 +18,7 @@ from rlgraph.config import check_discrete
 from rlgraph.devices import jax_device
 from rlgraph.environment import Environment
 from rlgraph.rollout import Rollout
-from rlgraph.rollout.jax import Collector, collect, start
+from rlgraph.rollout.jax import Collector, collect, in_parts, start
 
 
 class Batch(NamedTuple):
@@ -36,7 +36,7 @@ class TrainState(NamedTuple):
     optimizer: Any
     collector: Collector
     key: jax.Array
-    iteration: jax.Array  # [] float32
+    iteration: jax.Array  # [] int32
 
 
 def pqn_loss(policy: LayerNormQNetwork, batch: Batch, rows_M: jax.Array):
@@ -113,7 +113,7 @@ class PQN(Trainer):
         config = self.config
         target_TB = lambda_returns(
             rollout.reward_TB,
-            policy(rollout.final_obs).max(axis=-1),
+            in_parts(lambda obs: policy(obs).max(axis=-1), rollout.final_obs),
             rollout.terminated_TB,
             rollout.truncated_TB,
             config.gamma,
@@ -137,7 +137,7 @@ class PQN(Trainer):
         policy_key, start_key, key = jax.random.split(jax.random.key(config.seed), 3)
         policy = self.build_policy(config, env, policy_key)
         return TrainState(
-            policy, self.optimizer.init(policy), start(env, config.num_envs, start_key), key, jnp.float32(0)
+            policy, self.optimizer.init(policy), start(env, config.num_envs, start_key), key, jnp.int32(0)
         )
 
     # ---- the trained policy

@@ -16,7 +16,7 @@ from rlgraph.config import check_discrete
 from rlgraph.devices import torch_device
 from rlgraph.environment import Environment
 from rlgraph.rollout import Rollout
-from rlgraph.rollout.torch import Collector
+from rlgraph.rollout.torch import Collector, in_parts
 
 
 class Batch(NamedTuple):
@@ -92,7 +92,7 @@ class PQN(Trainer):
         config = self.config
         target_TB = lambda_returns(
             rollout.reward_TB,
-            self.policy(rollout.final_obs).amax(-1),
+            in_parts(lambda obs: self.policy(obs).amax(-1), rollout.final_obs),
             rollout.terminated_TB,
             rollout.truncated_TB,
             config.gamma,
@@ -117,7 +117,7 @@ class PQN(Trainer):
         self.policy = self.build_policy(config, self.env)
         self.learning_rate = torch.tensor(config.learning_rate, device=device)
         self.epsilon = torch.tensor(config.epsilon_start, device=device)
-        self.iteration = torch.zeros((), device=device)
+        self.iteration = torch.zeros((), dtype=torch.int64, device=device)
         self.collector = Collector(
             self.env, self._act, None, config.num_envs, config.num_steps, self.generator, collector_mode
         )

@@ -39,7 +39,7 @@ class TrainState(NamedTuple):
     collector: Collector
     replay: Replay
     key: jax.Array
-    iteration: jax.Array  # [] float32
+    iteration: jax.Array  # [] int32
     noise: jax.Array  # [B, *action shape] standard normals, unless noise_correlation is 0
     obs_count: jax.Array  # [] float32, rows behind the policy's obs_mean and obs_var
 
@@ -228,7 +228,7 @@ class SAC(Trainer):
             collector,
             create(rollout, config.replay_capacity),
             key,
-            jnp.float32(0),
+            jnp.int32(0),
             jax.random.normal(noise_key, (config.num_envs, *env.action_space.shape), jnp.float32),
             jnp.float32(1e-4),
         )

@@ -171,7 +171,7 @@ class SAC(Trainer):
         self.critics = build_critics(config, self.env)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.log_temperature = torch.zeros((), device=device, requires_grad=True)
-        self.iteration = torch.zeros((), device=device)
+        self.iteration = torch.zeros((), dtype=torch.int64, device=device)
         self.noise = self._normal(config.num_envs, *self.env.action_space.shape)
         self.collector = Collector(
             self.env, self._act, None, config.num_envs, config.num_steps, self.generator, collector_mode

@@ -28,9 +28,9 @@ class MetricsLog:
         if path.exists():
             write_atomically(path, _rows_until(path, steps))
         self._jsonl = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
-        earlier = len(list(folder.glob(EVENTS + "*")))
+        earlier = [int(path.name.removeprefix(EVENTS)) for path in folder.glob(EVENTS + "*")]
         # TensorBoard reads a folder's files in the order of their names.
-        self._events_file = open(folder / f"{EVENTS}{earlier:06d}", "wb")  # noqa: SIM115 - closed by close()
+        self._events_file = open(folder / f"{EVENTS}{max(earlier, default=-1) + 1:06d}", "xb")  # noqa: SIM115 - closed by close()
         self._events = RecordWriter(self._events_file)
         self._event(file_version="brain.Event:2")
         if earlier:  # TensorBoard drops what earlier files hold from this step on

@@ -150,7 +150,10 @@ def resume(run_dir: str, progress: Callable[[int, int, dict], Any] | None = None
         last = newest(folder)
         if last is None:
             say(f"run {run_dir!r} has no checkpoint yet: it starts from the beginning")
-        return _Run(folder, agent, config, make(config.env), last).to_the_end(progress)
+        run = _Run(folder, agent, config, make(config.env), last)
+        for name in (RESULT, POLICY):  # of an interruption: the run goes beyond them
+            (folder / name).unlink(missing_ok=True)
+        return run.to_the_end(progress)
 
 
 def _finished(folder: Path) -> Result | None:

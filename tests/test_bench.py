@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.bench import report, results
+from rlgraph.bench import harness, report, results
+from rlgraph.bench.variants import Workload, disagreement
 from rlgraph.cli import main
 
 TESTS = Path(__file__).parent
@@ -297,3 +298,47 @@ def test_on_a_gpu_graphs_are_counted_and_launches_measured(tmp_path):
     overhead = content["launch_overhead"]
     assert 0 < overhead["replay_gpu_us_per_kernel"] < overhead["eager_us_per_kernel"] < 100
     assert [set(rule) for rule in overhead["rules"]] == [{"rule", "verdict", "here"}] * 4
+
+
+def test_a_reference_that_a_later_cell_runs_is_there_for_an_earlier_one(tmp_path):
+    """Two environments are checked on 64 (see CHECKED_ENVS), which is the second cell's size."""
+    options = ("--variants", "fake-eager,fake-other-draws", "--columns", "env", "--repeats", "2", "--num-envs", "2,64")
+    content = bench(tmp_path, *options)
+    assert [(row["num_envs"], row["status"]) for row in content["rows"]] == [(2, "ok")] * 2 + [(64, "ok")] * 2
+
+
+METRICS = {  # of a PPO iteration, about as they are at first
+    "policy_loss": -0.005,
+    "value_loss": 20.0,
+    "entropy": 0.69,
+    "approx_kl": 0.01,
+    "clip_fraction": 0.1,
+    "grad_norm": 0.5,
+    "learning_rate": 2.5e-4,
+    "updates": 16.0,
+    "episode_return_sum": 5e5,
+    "episode_length_sum": 5e5,
+    "episodes": 22_000.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("policy_loss", 5.0), ("value_loss", 25.0), ("grad_norm", 0.6), ("updates", 0.0), ("episodes", 15_000.0)],
+)
+def test_a_wrong_update_is_seen_beside_large_sums(name, value):
+    variant = harness.table()["torch-graph"]
+    right = {"metrics": list(METRICS.values())}
+    wrong = {"metrics": list((METRICS | {name: value}).values())}
+    assert disagreement(variant, right, right) is None
+    assert "metrics differs from torch-eager" in disagreement(variant, wrong, right)
+    assert "metrics differs" in disagreement(variant, {"metrics": [float("nan")] * 11}, right)
+
+
+@pytest.mark.parametrize(("agent", "env"), [("dqn", "CartPole-v1"), ("pqn", "Acrobot-v1"), ("sac", "Pendulum-v1")])
+@pytest.mark.parametrize("num_envs", [1, 1024, 1_048_576])
+def test_every_agent_can_be_measured_at_every_size(agent, env, num_envs):
+    work = Workload("train", env, num_envs, 128, agent=agent)
+    config = work.training_config("torch", "eager")
+    assert (config.num_envs, config.num_steps) == (num_envs, 128)
+    assert config.num_iterations == 10**6

@@ -99,13 +99,14 @@ def _further_references(plan: Plan, on_gpu: bool, show: Callable[[str, int], Non
 
     All run before the first cell, each once: op by op JAX compiles for a minute on one core, and a machine has several.
     """
-    needed = {}  # a dict keeps the order
+    needed, by_themselves = {}, set()  # the dict keeps the order
     for work in plan.cells():
+        by_themselves |= {(work, name) for name in plan.variants}  # in this cell or an earlier one
         for v in (VARIANTS[name] for name in plan.variants):
-            if v.reference and _why_not(v, work, on_gpu) is None:
-                needed[(checked_on(v, work), v.reference)] = None
-    by_themselves = {(work, name) for work in plan.cells() for name in plan.variants}
-    waiting, outcomes = [job for job in needed if job not in by_themselves], {}
+            job = (checked_on(v, work), v.reference)
+            if v.reference and _why_not(v, work, on_gpu) is None and job not in by_themselves:
+                needed[job] = None
+    waiting, outcomes = list(needed), {}
     for at_once in (plan.build_jobs, 1):  # those that the others left no memory for run once more, one by one
         crowded = []
         for job, worker, answer in _prepared(waiting, at_once, only_outcome=True):
@@ -177,9 +178,9 @@ class _Cell:
             self.workers.clear()
 
     def crowded_out(self) -> list[str]:
-        """Variants that found no memory while the others were there."""
+        """Variants that found no memory while the others were there, or whose reference did; references first."""
         crowded = [name for name, row in self.rows.items() if row["reason"] == OUT_OF_MEMORY]
-        return crowded if len(self.rows) > 1 else []
+        return sorted(crowded, key=_comes_later) if len(self.rows) > 1 else []
 
     def measure_alone(self, name: str) -> None:
         """Measure one variant once more, with the device to itself."""
@@ -194,7 +195,7 @@ class _Cell:
     def _prepare(self, names: list[str]) -> None:
         """Build, compile, capture and first-run everything, before anything is timed."""
         # References first: what they compute is needed, whoever else finds no memory.
-        names = sorted(names, key=lambda name: VARIANTS[name].reference is not None)
+        names = sorted(names, key=_comes_later)
         self.show(f"preparing {self._label()}", 0)
         for (_, name), worker, answer in _prepared([(self.work, name) for name in names], self.plan.build_jobs):
             self.workers[name] = worker
@@ -217,7 +218,9 @@ class _Cell:
             if not self.rows[name].pop("fresh"):
                 self._drop(name, "wrong", "two runs drew the same random numbers")
             elif v.reference and (on, v.reference) not in self.outcomes:
-                self._drop(name, "failed", f"{v.reference} did not run, so there is nothing to check it against")
+                crowded = self.rows.get(v.reference, {}).get("reason") == OUT_OF_MEMORY
+                nothing = f"{v.reference} did not run, so there is nothing to check it against"
+                self._drop(name, "failed", OUT_OF_MEMORY if crowded else nothing)
             elif v.reference and (reason := disagreement(v, self.outcomes[on, name], self.outcomes[on, v.reference])):
                 self._drop(name, "wrong", reason)
 
@@ -241,6 +244,10 @@ class _Cell:
                 self.rows[name].update(answer["ok"], status="ok")
             else:
                 self._drop(name, "failed", answer["failed"])
+
+
+def _comes_later(name: str) -> bool:
+    return VARIANTS[name].reference is not None
 
 
 def summary(row: dict) -> dict:

@@ -29,6 +29,8 @@ def _register(name: str, mode: str, unroll: int = 1, gpu_only: bool = False) -> 
         if work.column == "train":
             agent = trainer_class(work.agent, "jax")(work.training_config("jax", mode), work.environment())
             agent.unroll = unroll
+            for _ in range(getattr(agent.config, "random_iterations", 0)):  # in which it would not learn
+                agent.iterate()
 
             def outcome(pending) -> dict:
                 return training_outcome(pending.get(), agent.config.batch_size, work.agent)

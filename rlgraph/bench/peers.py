@@ -11,6 +11,7 @@ from rlgraph.bench.torch_variants import timer
 from rlgraph.bench.variants import COMPARED_STEPS, Prepared, Skipped, Workload, means, training_outcome, variant
 from rlgraph.precision import torch_matmul_precision
 from rlgraph.rollout import EpisodeTotals, Rollout
+from rlgraph.rollout.torch import in_parts
 
 MOST_PYTHON_ENVIRONMENTS = 4096  # Gymnasium's environments without a vector version run one after the other
 
@@ -28,6 +29,13 @@ def _gymnasium(work: Workload) -> Prepared:
     def run(num_steps=work.num_steps):
         with torch_matmul_precision(work.precision):
             seen["rows"] = loop.steps(num_steps)
+            if work.column == "policy":
+                value([row.obs for row in seen["rows"]])
+                value([row.final_obs for row in seen["rows"]])
+
+    @torch.no_grad()
+    def value(obs):
+        return in_parts(policy.value, torch.as_tensor(np.stack(obs), device=device))
 
     def outcome() -> dict:
         rows = seen["rows"]
@@ -129,7 +137,8 @@ class _GymnasiumCollector:
         r.log_prob_TB.copy_(torch.stack(columns.log_prob))
         r.value_TB.copy_(self.value(r.obs))
         r.final_value_TB.copy_(self.value(r.final_obs))
-        # A step that only resets teaches nothing: as an end that is worth just V(s), its advantage is 0.
+        # A step that only resets should teach nothing: as an end that is worth just V(s), its advantage is 0 (until
+        # advantages are normalised: so these steps do sway the policy a little, which costs no time).
         resets = torch.as_tensor(np.stack(columns.resets), device=r.reward_TB.device)
         r.reward_TB.copy_(torch.where(resets, r.value_TB, r.reward_TB))
         self.steps_taken = int((~resets).sum())

@@ -111,6 +111,9 @@ def compare(old: dict, new: dict) -> str:
     The noise of a figure is its own spread, half of (max - min) / median; a change counts when it exceeds the sum of
     the two and 3 %.
     """
+    changed = {
+        name for name in old["settings"].keys() & new["settings"] if old["settings"][name] != new["settings"][name]
+    }
     before = {(cell, row["variant"]): row for cell, rows in cells(old).items() for row in rows if row["seconds"]}
     lines = [_line(["column", "B", "variant", "before, µs", "after, µs", "change", ""]), _line(["---"] * 7)]
     for cell, rows in cells(new).items():
@@ -125,6 +128,8 @@ def compare(old: dict, new: dict) -> str:
             lines.append(_line([cell[0], f"{cell[2]:,}", row["variant"], *cost, verdict]))
     if len(lines) == 2:
         return "The two files have no timed cell in common.\n"
+    if changed:
+        lines += ["", f"The two differ in their settings: {', '.join(changed)}."]
     return "\n".join(lines) + "\n"
 
 
@@ -132,7 +137,7 @@ def plot(contents: list[dict], folder: Path) -> list[Path]:
     """Throughput against B (log-log, one line a variant) and µs a step as bars, as SVG and PNG. Returns the paths.
 
     Raises:
-        UsageError: matplotlib is not installed.
+        UsageError: matplotlib is not installed, nothing was timed, or the files are of different agents.
     """
     try:
         import matplotlib
@@ -141,6 +146,8 @@ def plot(contents: list[dict], folder: Path) -> list[Path]:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    if len({content["settings"].get("agent", "ppo") for content in contents}) > 1:
+        raise UsageError("these files are of different agents, which would make one line of two: draw them apart")
     timed = [row for content in contents for row in content["rows"] if row["seconds"]]
     if not timed:
         raise UsageError("nothing was timed in these files, so there is nothing to plot")

@@ -73,6 +73,8 @@ def _training(work: Workload, mode: str) -> Prepared:
     def run():
         last[:] = [agent.iterate()]
 
+    for _ in range(getattr(agent.config, "random_iterations", 0)):  # in which it would not learn
+        run()
     graph = agent.graph
     return Prepared(
         timer(run, agent.device),

@@ -41,21 +41,24 @@ class Workload:
 
     def config(self, backend: str, mode: str) -> PPOConfig:
         """The same network, T, B, epochs and minibatches for whoever acts, or trains by PPO."""
-        names = ("num_envs", "num_steps", "hidden", "precision", "num_epochs", "num_minibatches", "device", "seed")
+        names = ("env", "num_envs", "num_steps", "hidden", "precision", "num_epochs", "num_minibatches")
         shared = {name: getattr(self, name) for name in names}
-        return _endless(PPOConfig(env=self.env, backend=backend, mode=mode, learning_rate=2.5e-4, **shared))
+        return PPOConfig(learning_rate=2.5e-4, **shared, **self._run(backend, mode))
 
     def training_config(self, backend: str, mode: str) -> TrainConfig:
-        """PPO's is `config`; another agent's is what ships for it, but for B, T and the precision."""
+        """PPO's is `config`; another agent's is what ships but for B, T and precision, and it learns from the start."""
         if self.agent == "ppo":
             return self.config(backend, mode)
-        shared = {name: getattr(self, name) for name in ("num_envs", "num_steps", "precision", "device", "seed")}
-        return _endless(replace(default_config(self.agent, self.env), backend=backend, mode=mode, **shared))
+        default = default_config(self.agent, self.env)
+        shared = {name: getattr(self, name) for name in ("num_envs", "num_steps", "precision")}
+        if hasattr(default, "learning_starts"):
+            shared["learning_starts"] = 1
+        return replace(default, **shared, **self._run(backend, mode))
 
-
-def _endless(config: TrainConfig) -> TrainConfig:
-    """So long that the schedules stay where they start."""
-    return replace(config, total_steps=10**6 * config.batch_size)
+    def _run(self, backend: str, mode: str) -> dict:
+        """So long that the schedules stay where they start."""
+        total_steps = 10**6 * self.num_envs * self.num_steps
+        return {"backend": backend, "mode": mode, "device": self.device, "seed": self.seed, "total_steps": total_steps}
 
 
 @dataclass
@@ -120,19 +123,21 @@ def variant(
 def disagreement(variant: Variant, got: dict, expected: dict) -> str | None:
     """Why an outcome is wrong, or None.
 
-    Same draws: the largest difference, over the largest entry, must stay under 2 % for observations of the first
-    steps (TF32 products and fused kernels round differently), and 5 % for the metrics of a first training iteration.
+    Same draws: differences must stay under 2 % of the largest entry for observations of the first steps (TF32 products
+    and fused kernels round differently), and for each metric of a first training iteration under 10 % of it, or of 0.1
+    where it is less (losses are differences of larger numbers).
     In distribution: means must lie within six standard errors.
     """
     if variant.same_draws:
-        for name, limit in (("obs", 0.02), ("metrics", 0.05)):
+        for name, limit in (("obs", 0.02), ("metrics", 0.1)):
             if name in expected:
                 a, b = np.asarray(got[name], float), np.asarray(expected[name], float)
                 if a.shape != b.shape:
                     return f"{name} has shape {list(a.shape)}, {variant.reference} has {list(b.shape)}"
-                error = np.abs(a - b).max() / max(np.abs(b).max(), 1e-12)
-                if not error < limit:  # NaN fails
-                    return f"{name} differs from {variant.reference} by {error:.1e} of its largest entry"
+                scale = max(np.abs(b).max(), 1e-12) if name == "obs" else np.maximum(np.abs(b), 0.1)
+                error = np.abs(a - b) / scale
+                if not (error < limit).all():  # NaN fails
+                    return f"{name} differs from {variant.reference} by {np.max(error):.1e} of what it is"
         return None
     for name in got["means"].keys() & expected["means"].keys():
         (a, error_a), (b, error_b) = got["means"][name], expected["means"][name]

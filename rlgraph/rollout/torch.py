@@ -89,15 +89,9 @@ class Collector:
         for t in range(T):
             self._step(noise[t], u_TBN[t], *(buffer[t] for buffer in steps if buffer is not None))
         if self.value is not None:
-            self._value_all()
+            self.rollout.value_TB.copy_(in_parts(self.value, self.rollout.obs))
+            self.rollout.final_value_TB.copy_(in_parts(self.value, self.rollout.final_obs))
         return self.rollout, EpisodeTotals(*(total_B.sum() for total_B in self.totals))
-
-    def _value_all(self) -> None:
-        r, steps_at_once = self.rollout, max(1, VALUE_ROWS // self.num_envs)
-        for t in range(0, self.num_steps, steps_at_once):
-            rows = slice(t, t + steps_at_once)
-            r.value_TB[rows].copy_(self.value(r.obs[rows]))
-            r.final_value_TB[rows].copy_(self.value(r.final_obs[rows]))
 
     def _record_step(self, noise, u_BN, obs, action, log_prob_B, reward_B, terminated_B, truncated_B, final_obs):
         """One step, written to row t of each buffer. All of it is one function, so that it compiles to few kernels."""
@@ -136,6 +130,12 @@ class Collector:
         action = torch.zeros((T, B, *space.shape), dtype=torch.float32 if self._box else torch.int64, device=device)
         rollout = Rollout(obs, action, log_prob, value, reward, terminated, truncated, final_obs, final_value)
         return rollout if self.value is not None else rollout._replace(value_TB=None, final_value_TB=None)
+
+
+def in_parts(value: Callable, obs: torch.Tensor) -> torch.Tensor:
+    """value(obs), [T, B, ...] -> [T, B], of at most VALUE_ROWS rows at once."""
+    parts = [value(steps) for steps in obs.split(max(1, VALUE_ROWS // obs.shape[1]))]
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def environment_action(env: Environment, device: torch.device) -> Callable:
