@@ -66,7 +66,7 @@ _fake("fake-gpu", gpu_only=True, reference="fake-eager")
 _fake("fake-peer", requires=("no_such_package",))
 _fake("fake-training", columns=("train",), reference="fake-eager")
 _fake("fake-slow", pause=0.5, reference="fake-eager")
-_fake("fake-long", pause=2.0, divisible=True, reference="fake-eager")
+_fake("fake-long", pause=1.25, divisible=True, reference="fake-eager")
 _fake("fake-hungry", reference="fake-eager")
 
 

@@ -1,5 +1,6 @@
-"""What all tests share: GPU tests are skipped, with the reason, where there is no NVIDIA GPU."""
+"""What all tests share: what JAX compiles quickly, and why GPU tests are skipped where there is no NVIDIA GPU."""
 
+import contextlib
 import os
 
 import pytest
@@ -8,6 +9,55 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # By default JAX takes most of a GPU's memory at its first use, which would leave torch none in this process.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+@pytest.fixture(scope="session")
+def compiled_programs(tmp_path_factory):
+    return tmp_path_factory.mktemp("xla")
+
+
+@contextlib.contextmanager
+def _compiling(folder: str, quick: bool):
+    import jax  # here, so that tests without it do not load it
+    from jax.experimental.compilation_cache import compilation_cache
+
+    def use(folder, min_seconds, quick):
+        jax.config.update("jax_compilation_cache_dir", folder)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", min_seconds)
+        jax.config.update("jax_disable_most_optimizations", quick)
+        # Whether there is a cache, JAX decides once, at a process's first compilation: in another module, perhaps.
+        compilation_cache.reset_cache()
+
+    use(folder, 0, quick and jax.default_backend() == "cpu")
+    yield
+    use(None, 1, False)
+
+
+# A module asks for one of the two by `pytestmark = pytest.mark.usefixtures("quick_compilation")`.
+
+
+@pytest.fixture(scope="module")
+def compilation_once(compiled_programs):
+    """What is the same XLA program, as runs of one configuration are, whatever their seed, is compiled once."""
+    with _compiling(str(compiled_programs), quick=False):
+        yield
+
+
+@pytest.fixture(scope="module")
+def quick_compilation(compiled_programs):
+    """The same, and without polish."""
+    with _compiling(str(compiled_programs), quick=True):
+        yield
+
+
+@pytest.fixture(scope="session")
+def quick_environment(compiled_programs) -> dict[str, str]:
+    """Environment variables that do the same for another process."""
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(compiled_programs),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    }
 
 
 def pytest_collection_modifyitems(items):

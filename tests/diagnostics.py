@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
+OBSERVATIONS = np.array([[-1, 0], [1, 0], [-1, 1], [1, 1]], np.float32)  # x, and steps taken
+
 
 @dataclass(frozen=True)
 class NoParams:
@@ -114,3 +116,23 @@ class Match(Diagnostic):
     def reward(xp, s, action):
         one = xp.ones_like(s.x)
         return xp.where(action == s.x, one, 0 * one)
+
+
+class Aim(Diagnostic):
+    """Minus the squared distance of two actions from x / 2 and -x / 2. Observations and actions are matrices."""
+
+    @staticmethod
+    def observation_space(p):
+        return Box(-9, 9, (2, 1))
+
+    @staticmethod
+    def action_space(p):
+        return Box(-1, 1, (1, 2))
+
+    @staticmethod
+    def reward(xp, s, action):
+        return -((action[:, 0, 0] - s.x / 2) ** 2) - (action[:, 0, 1] + s.x / 2) ** 2
+
+    @staticmethod
+    def observe(xp, s, p):
+        return xp.stack([s.x, s.t], axis=-1)[:, :, None]

@@ -11,10 +11,10 @@ import sys
 import time
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 import torch
+from agent_tools import BACKENDS
 from safetensors.numpy import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -32,7 +32,7 @@ from rlgraph.metrics import MetricsLog
 from rlgraph.run_folder import locked
 from rlgraph.train import resume, train, trainer_class
 
-BACKENDS = ["torch", "jax"]
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 COMMON = {"num_envs": 4, "hidden": (8,), "device": "cpu", "eval_episodes": 2}
 REPLAY = {"num_steps": 4, "num_updates": 2, "minibatch_size": 8, "replay_capacity": 112, "learning_starts": 16}
 CONFIGS = {
@@ -51,18 +51,6 @@ CONFIGS = {
     "sac": SACConfig(**COMMON, **REPLAY, env="Pendulum-v1", total_steps=400, noise_correlation=0.5, normalize_obs=True),
 }
 HALF = 5  # iterations, N
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation(tmp_path_factory):
-    """Trainers of one configuration are one XLA program: compile it once, and without polish."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("xla")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_disable_most_optimizations", jax.default_backend() == "cpu")
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1)
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def trainer(agent, backend, **changes):

@@ -27,6 +27,7 @@ from rlgraph.cli import COMMANDS, main
 from rlgraph.registry import ENVIRONMENTS
 from rlgraph.train import evaluate_run
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 ROOT = Path(__file__).parent.parent
 SIZES = {"num-envs": 4, "num-steps": 16, "num-minibatches": 2, "num-epochs": 1, "hidden": 8, "eval-episodes": 2}
 TINY = ["--device=cpu", *(f"--{name}={value}" for name, value in SIZES.items())]
@@ -88,8 +89,9 @@ sys.exit(main())
 """
 
 
-def run(*command, cwd) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, *map(str, command)], cwd=cwd, capture_output=True, text=True, check=False)
+def run(*command, cwd, **variables) -> subprocess.CompletedProcess:
+    command, env = [sys.executable, *map(str, command)], os.environ | variables
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
 
 @dataclasses.dataclass
@@ -101,13 +103,13 @@ class Run:
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory) -> dict[str, Run]:
+def runs(tmp_path_factory, quick_environment) -> dict[str, Run]:
     """A finished run of each backend, trained in a process of its own."""
     finished = {}
     for backend in BACKENDS:
         place = tmp_path_factory.mktemp(backend)
         options = ["--backend", backend, "--total-steps", STEPS, "--run-dir", "run", *TINY]
-        done = run("-c", NOTING_MODULES, "modules", "train", "ppo", *options, cwd=place)
+        done = run("-c", NOTING_MODULES, "modules", "train", "ppo", *options, cwd=place, **quick_environment)
         assert done.returncode == 0, done.stderr
         loaded = set((place / "modules").read_text().split())
         finished[backend] = Run(place / "run", done.stdout, done.stderr, loaded)

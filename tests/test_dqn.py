@@ -9,7 +9,28 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from diagnostics import CutOff, Match, OneStep, Seen, TwoSteps
+from agent_tools import (
+    BACKENDS,
+    FASTEST,
+    assert_close_after_one_iteration,
+    assert_equal,
+    assert_same_run,
+    check_captured_equals_eager,
+    check_graphs_are_the_default,
+    check_refused_in_one_line,
+    check_seeds,
+    check_updated_in_place,
+    check_words_of_modes,
+    differ,
+    disturbed_run,
+    iterate,
+    make,
+    run,
+    share_weights,
+    stored,
+    values,
+)
+from diagnostics import OBSERVATIONS, CutOff, Match, OneStep, Seen, TwoSteps
 from gymnasium.spaces import Box, Discrete
 
 import rlgraph
@@ -18,8 +39,7 @@ from rlgraph.agents.dqn import METRICS, DQNConfig
 from rlgraph.environment import build
 from rlgraph.errors import UsageError
 
-BACKENDS = ["torch", "jax"]
-FASTEST = {"torch": "eager", "jax": "jit"}  # modes, on a CPU
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 MODULES = {"torch": dqn_torch, "jax": dqn_jax}
 SMALL = DQNConfig(
     num_envs=8,
@@ -35,65 +55,15 @@ SMALL = DQNConfig(
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation(tmp_path_factory):
-    """Runs of one configuration, whatever their seed, are one XLA program: compile it once, and without polish."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("xla")))
-    jax.config.update("jax_disable_most_optimizations", jax.default_backend() == "cpu")
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def dqn(backend, env="CartPole-v1", **changes):
     """A small DQN run; `env` is a name, or an Environment."""
-    config = dataclasses.replace(SMALL, backend=backend, **changes)
-    return MODULES[backend].DQN(config, rlgraph.make(env) if isinstance(env, str) else env)
-
-
-def iterate(agent):
-    return dict(zip(METRICS, agent.iterate().get(), strict=True))
-
-
-def everything(agent):
-    """All that one iteration leaves to the next, but for random states: a list of numpy arrays."""
-    if isinstance(agent, dqn_torch.DQN):
-        leaves = torch.utils._pytree.tree_leaves(agent._state())
-        return [leaf.detach().numpy(force=True).copy() for leaf in leaves]
-    return [np.array(leaf) for leaf in jax.tree.leaves(agent.state._replace(key=None))]
+    return make("dqn", SMALL, backend, env, **changes)
 
 
 def target_arrays(agent):
     if isinstance(agent, dqn_torch.DQN):
         return networks_torch.to_arrays(agent.target)
     return networks_jax.to_arrays(agent.state.target)
-
-
-def stored(agent):
-    """What the replay holds by name, rows from the oldest on."""
-    state = agent.replay.state() if isinstance(agent, dqn_torch.DQN) else agent.state.replay._asdict()
-    state = {name: np.asarray(x.cpu() if isinstance(x, torch.Tensor) else x).copy() for name, x in state.items()}
-    cursor, fill = int(state.pop("cursor")), int(state.pop("fill"))
-    return {name: np.roll(buffer, fill - cursor, axis=0)[:fill] for name, buffer in state.items()}
-
-
-def values(agent_or_policy, obs):
-    """Action values as numpy."""
-    policy = getattr(agent_or_policy, "policy", agent_or_policy)
-    if isinstance(policy, torch.nn.Module):
-        with torch.no_grad():
-            return policy(torch.tensor(obs)).numpy()
-    return np.asarray(jax.jit(type(policy).__call__)(policy, obs))
-
-
-def assert_equal(left, right):
-    assert len(left) == len(right)
-    for a, b in zip(left, right):
-        np.testing.assert_array_equal(a, b)
-
-
-def differ(left, right):
-    return any(not np.array_equal(a, b) for a, b in zip(left, right))
 
 
 # ---- configuration
@@ -120,9 +90,7 @@ def differ(left, right):
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(changes, message):
-    with pytest.raises(UsageError, match=message) as error:
-        dataclasses.replace(SMALL, **changes)
-    assert "\n" not in str(error.value)
+    check_refused_in_one_line(SMALL, changes, message)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -145,13 +113,7 @@ def networks(spaces="vector", dueling=False, activation="relu", seed=0):
     options = (*SPACES[spaces], (16, 8), activation, dueling)
     in_torch = networks_torch.QNetwork(*options, torch.Generator().manual_seed(seed))
     in_jax = networks_jax.QNetwork(*options, jax.random.key(seed))
-    rng = np.random.default_rng(seed)
-    arrays = {
-        name: (array + rng.uniform(0.1, 0.6, array.shape) * rng.choice([1, -1], array.shape)).astype(np.float32)
-        for name, array in networks_torch.to_arrays(in_torch).items()
-    }
-    networks_torch.from_arrays(in_torch, arrays)
-    return in_torch, networks_jax.from_arrays(in_jax, arrays)
+    return in_torch, share_weights(in_torch, in_jax, np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize(
@@ -361,15 +323,13 @@ WHOLE = {"n_step": 3, "dueling": True, "total_steps": 5 * 64, "target_tau": 0.1,
 
 
 def run_of(backend, iterations=4, env="CartPole-v1", **changes):
-    agent = dqn(backend, env, **{**WHOLE, **changes})
-    metrics = [list(iterate(agent).values()) for _ in range(iterations)]
-    return np.array(metrics), everything(agent)
+    return run(dqn(backend, env, **{**WHOLE, **changes}), iterations)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_same_seed_same_run_bit_for_bit_and_another_seed_another(backend):
     first, again, other = (run_of(backend, seed=s, mode=FASTEST[backend]) for s in (3, 3, 4))
-    assert_equal([first[0], *first[1]], [again[0], *again[1]])
+    assert_same_run(first, again)
     assert np.isfinite(first[0]).all()
     for name in ("loss", "q_value", "grad_norm"):
         assert first[0][1, METRICS.index(name)] != other[0][1, METRICS.index(name)], name
@@ -378,49 +338,26 @@ def test_same_seed_same_run_bit_for_bit_and_another_seed_another(backend):
 @pytest.mark.filterwarnings("ignore:no CUDA graph on cpu")
 @pytest.mark.parametrize("mode", ["graph", "graph-uncompiled"])
 def test_torch_graph_modes_on_a_cpu_equal_eager_bit_for_bit(mode):
-    (metrics, state), (expected_metrics, expected) = run_of("torch", mode=mode), run_of("torch", mode="eager")
-    assert_equal([metrics, *state], [expected_metrics, *expected])
+    assert_same_run(run_of("torch", mode=mode), run_of("torch", mode="eager"))
 
 
 def test_torchs_state_is_named_and_updated_in_place():
-    agent = dqn("torch", **WHOLE)
-    named, _ = torch.utils._pytree.tree_flatten_with_path(agent._state())
-    assert all(isinstance(leaf, torch.Tensor) for _, leaf in named)
-    before = {path: leaf.data_ptr() for path, leaf in named}
-    for _ in range(2):
-        iterate(agent)
-    assert {path: x.data_ptr() for path, x in torch.utils._pytree.tree_flatten_with_path(agent._state())[0]} == before
+    check_updated_in_place(dqn("torch", **WHOLE), 2)
 
 
-def assert_close_after_one_iteration(got, expected):
-    """Fused kernels round otherwise, and Adam's first steps amplify it where a gradient is next to nothing."""
-    np.testing.assert_allclose(got[0], expected[0], rtol=2e-3, atol=2e-4)
+def assert_learned_alike(got, expected):
     assert expected[0][0, METRICS.index("updates")] > 0
-    for a, b in zip(got[1], expected[1]):
-        np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3)
-
-
-# Operation by operation, JAX compiles each of them for each shape that it meets.
-TINY = {"num_steps": 2, "num_updates": 1, "hidden": (4,), "learning_starts": 1, "n_step": 2, "total_steps": 80}
-
-
-def test_jax_jit_is_close_to_operation_by_operation():
-    assert_close_after_one_iteration(*(run_of("jax", 1, mode=mode, **TINY) for mode in ("graph", "eager")))
+    assert_close_after_one_iteration(got, expected)
 
 
 def test_torch_compile_is_close_to_eager():
     assert shutil.which("g++") or shutil.which("clang++"), "torch.compile needs a C++ compiler on a CPU"
-    assert_close_after_one_iteration(*(run_of("torch", 1, mode=mode) for mode in ("compile", "eager")))
+    assert_learned_alike(*(run_of("torch", 1, mode=mode) for mode in ("compile", "eager")))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_it_says_how_it_runs(backend):
-    words = {"eager": "operation by operation"}
-    words |= {"torch": {"auto": "operation by operation"}, "jax": {"auto": "one XLA program", "jit": "XLA"}}[backend]
-    for mode, expected in words.items():
-        agent = dqn(backend, mode=mode)
-        assert expected in agent.execution()
-        assert agent.mode == (FASTEST[backend] if mode == "auto" else mode)
+    check_words_of_modes(lambda mode: dqn(backend, mode=mode), backend)
 
 
 @pytest.mark.parametrize("dueling", [False, True])
@@ -438,8 +375,6 @@ def test_policies_cross_over_between_the_backends(dueling):
 
 
 # ---- diagnostic environments, whose values are known
-
-OBSERVATIONS = np.array([[-1, 0], [1, 0], [-1, 1], [1, 1]], np.float32)
 
 
 def learned(backend, definition, iterations, **changes):
@@ -503,12 +438,7 @@ def gpu_run(mode, iterations, reseed_at=None, **changes):
         "minibatch_size": 64,
     }
     agent = dqn("torch", mode=mode, device="cuda", **{**WHOLE, **options, "total_steps": 10 * 512, **changes})
-    metrics = []
-    for i in range(iterations):
-        if i == reseed_at:
-            agent.generator.manual_seed(123)
-        metrics.append(agent.iterate().get())
-    return np.array(metrics), everything(agent), agent
+    return disturbed_run(agent, iterations, reseed_at=reseed_at)
 
 
 @pytest.mark.gpu
@@ -516,24 +446,19 @@ def gpu_run(mode, iterations, reseed_at=None, **changes):
 def test_a_captured_iteration_equals_eager_bit_for_bit(options):
     """Ten replays, before and after learning starts and the ring wraps, with a new seed between them."""
     eager, graph = (gpu_run(mode, 10, reseed_at=7, **options) for mode in ("eager", "graph-uncompiled"))
-    assert graph[2].graph.captured
-    assert "one CUDA graph an iteration, replayed 10 times" in graph[2].execution()
-    assert_equal([eager[0], *eager[1]], [graph[0], *graph[1]])
-    assert len({tuple(row) for row in graph[0]}) == 10
+    check_captured_equals_eager(eager, graph)
     assert graph[0][:, METRICS.index("updates")].tolist() == [0] + [2] * 9
 
 
 @pytest.mark.gpu
 def test_compiled_and_captured_is_close_to_eager():
     options = {"learning_starts": 1}
-    assert_close_after_one_iteration(gpu_run("graph", 1, **options)[:2], gpu_run("eager", 1, **options)[:2])
+    assert_learned_alike(gpu_run("graph", 1, **options)[:2], gpu_run("eager", 1, **options)[:2])
 
 
 @pytest.mark.gpu
 def test_graph_mode_same_seed_same_run():
-    first, again = gpu_run("graph", 5), gpu_run("graph", 5)
-    assert_equal([first[0], *first[1]], [again[0], *again[1]])
-    assert differ(first[1], gpu_run("graph", 5, seed=1)[1])
+    check_seeds(*(gpu_run("graph", 5, seed=s)[:2] for s in (0, 0, 1)))
 
 
 @pytest.mark.gpu
@@ -548,23 +473,9 @@ def test_schedules_move_in_replays(mode):
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_on_a_gpu_graphs_are_the_default_and_it_says_so(backend):
-    agent = dqn(backend, device="auto", mode="auto", **WHOLE)
-    iterate(agent)
-    assert agent.mode == "graph"
-    expected = {"torch": "one CUDA graph an iteration, replayed 1 times", "jax": "command buffers on"}
-    assert expected[backend] in agent.execution()
-
-
-@pytest.mark.gpu
-def test_jax_modes_are_close_on_a_gpu():
-    options = {"device": "cuda", "precision": "ieee", **TINY}
-    runs = [run_of("jax", 1, mode=mode, **options) for mode in ("jit", "graph", "eager")]
-    assert_close_after_one_iteration(runs[1], runs[0])
-    assert_close_after_one_iteration(runs[2], runs[0])
+    check_graphs_are_the_default(dqn(backend, device="auto", mode="auto", **WHOLE), backend)
 
 
 @pytest.mark.gpu
 def test_jax_graph_mode_same_seed_same_run():
-    first, again, other = (run_of("jax", 5, mode="graph", device="cuda", seed=s) for s in (0, 0, 1))
-    assert_equal([first[0], *first[1]], [again[0], *again[1]])
-    assert differ(first[1], other[1])
+    check_seeds(*(run_of("jax", 5, mode="graph", device="cuda", seed=s) for s in (0, 0, 1)))

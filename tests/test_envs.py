@@ -21,6 +21,7 @@ from rlgraph.backend import namespace
 from rlgraph.environment import DISABLED, NEXT_STEP, SAME_STEP, build
 from rlgraph.registry import ENVIRONMENTS
 
+pytestmark = pytest.mark.usefixtures("compilation_once")
 ROOT = Path(__file__).parent.parent
 BACKENDS = ("numpy", "torch", "jax")
 PAIRS = 12_000  # state/action pairs an environment

@@ -19,6 +19,7 @@ from rlgraph.agents.ppo import METRICS, PPOConfig
 from rlgraph.environment import Environment, build
 from rlgraph.rollout import Rollout
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 BACKENDS = ["torch", "jax"]
 MODULES = {"torch": ppo_torch, "jax": ppo_jax}
 NETWORKS = {"torch": networks_torch, "jax": networks_jax}

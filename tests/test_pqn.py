@@ -1,7 +1,6 @@
 """PQN on both backends: network, loss, what one iteration does, that modes agree, and that it learns known values."""
 
 import dataclasses
-import itertools
 import shutil
 
 import jax
@@ -9,7 +8,30 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from diagnostics import CutOff, Match, OneStep, Seen, TwoSteps
+from agent_tools import (
+    BACKENDS,
+    FASTEST,
+    Watched,
+    assert_close_after_one_iteration,
+    assert_equal,
+    assert_same_run,
+    check_captured_equals_eager,
+    check_graphs_are_the_default,
+    check_minibatches,
+    check_refused_in_one_line,
+    check_seeds,
+    check_words_of_modes,
+    copy,
+    differ,
+    disturbed_run,
+    everything,
+    make,
+    pairs_of_adam,
+    run,
+    share_weights,
+    values,
+)
+from diagnostics import OBSERVATIONS, CutOff, Match, OneStep, Seen, TwoSteps
 from gymnasium.spaces import Box, Discrete
 
 import rlgraph
@@ -18,8 +40,7 @@ from rlgraph.agents.pqn import METRICS, PQNConfig
 from rlgraph.environment import build
 from rlgraph.errors import UsageError
 
-BACKENDS = ["torch", "jax"]
-FASTEST = {"torch": "eager", "jax": "jit"}  # modes, on a CPU
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 MODULES = {"torch": pqn_torch, "jax": pqn_jax}
 NETWORKS = {"torch": networks_torch, "jax": networks_jax}
 SMALL = PQNConfig(
@@ -34,58 +55,9 @@ SMALL = PQNConfig(
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation(tmp_path_factory):
-    """Runs of one configuration, whatever their seed, are one XLA program: compile it once, and without polish."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("xla")))
-    jax.config.update("jax_disable_most_optimizations", jax.default_backend() == "cpu")
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def pqn(backend, env="CartPole-v1", **changes):
     """A small PQN run; `env` is a name, or an Environment."""
-    config = dataclasses.replace(SMALL, backend=backend, **changes)
-    return MODULES[backend].PQN(config, rlgraph.make(env) if isinstance(env, str) else env)
-
-
-def iterate(agent):
-    return dict(zip(METRICS, agent.iterate().get(), strict=True))
-
-
-def everything(agent):
-    """All that one iteration leaves to the next, but for random states: a list of numpy arrays."""
-    if isinstance(agent, pqn_torch.PQN):
-        return [copy(leaf) for leaf in torch.utils._pytree.tree_leaves(agent._state())]
-    return [copy(leaf) for leaf in jax.tree.leaves(agent.state._replace(key=None))]
-
-
-def copy(x):
-    return x.detach().numpy(force=True).copy() if isinstance(x, torch.Tensor) else np.array(x)
-
-
-@jax.jit
-def jax_values(policy, obs):
-    return policy(obs)
-
-
-def values(policy, obs):
-    """Action values as numpy."""
-    if isinstance(policy, torch.nn.Module):
-        with torch.no_grad():
-            return policy(torch.tensor(obs)).numpy()
-    return np.asarray(jax_values(policy, obs))
-
-
-def assert_equal(left, right):
-    assert len(left) == len(right)
-    for a, b in zip(left, right):
-        np.testing.assert_array_equal(a, b)
-
-
-def differ(left, right):
-    return any(not np.array_equal(a, b) for a, b in zip(left, right))
+    return make("pqn", SMALL, backend, env, **changes)
 
 
 # ---- configuration
@@ -112,9 +84,7 @@ def differ(left, right):
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(changes, message):
-    with pytest.raises(UsageError, match=message) as error:
-        dataclasses.replace(SMALL, **changes)
-    assert "\n" not in str(error.value)
+    check_refused_in_one_line(SMALL, changes, message)
 
 
 def test_sizes_of_an_iteration():
@@ -144,13 +114,7 @@ def networks(spaces, activation="relu", seed=0):
     generator = torch.Generator().manual_seed(seed)
     in_torch = networks_torch.LayerNormQNetwork(*SPACES[spaces], (16, 8), activation, generator)
     in_jax = networks_jax.LayerNormQNetwork(*SPACES[spaces], (16, 8), activation, jax.random.key(seed))
-    rng = np.random.default_rng(seed)
-    arrays = {
-        name: (array + rng.uniform(0.1, 0.6, array.shape) * rng.choice([1, -1], array.shape)).astype(np.float32)
-        for name, array in networks_torch.to_arrays(in_torch).items()
-    }
-    networks_torch.from_arrays(in_torch, arrays)
-    return in_torch, networks_jax.from_arrays(in_jax, arrays)
+    return in_torch, share_weights(in_torch, in_jax, np.random.default_rng(seed))
 
 
 def observations(spaces, lead, seed=1):
@@ -293,90 +257,21 @@ WATCHED, SCHEDULED = 5, 4  # iterations, and how many of them the schedules know
 EXPLORING = 0.5  # share of the schedule until epsilon has fallen
 
 
-class Watched:
-    """A run, with what passed between the parts of its iterations written down, an entry an iteration."""
-
-    def __init__(self, backend, **changes):
-        self.rollouts, self.batches, self.rows, self.updates, self.metrics, self.before = [], [], [], [], [], []
-        env = rlgraph.make("CartPole-v1", max_episode_steps=15)
-        with pytest.MonkeyPatch.context() as patch:
-            {"torch": self._listen_to_torch, "jax": self._listen_to_jax}[backend](patch)
-            self.agent = pqn(backend, env, mode=FASTEST[backend], **changes)
-            for _ in range(WATCHED):
-                self.before.append(self.agent.arrays())
-                self.rows.append([])
-                self.updates.append([])
-                self.metrics.append(iterate(self.agent))
-                jax.effects_barrier()
-
-    def _listen_to_torch(self, patch):
-        update, targets = pqn_torch.PQN._update, pqn_torch.PQN._targets
-
-        def watched_update(agent, batch, rows_M):
-            result = update(agent, batch, rows_M)
-            parameters = list(agent.policy.parameters())
-            adam = [agent.optimizer.state[p] for p in parameters]
-            moments = ([a[name] for a in adam] for name in ("exp_avg", "exp_avg_sq"))
-            self._note_update(rows_M, parameters, *moments, adam[0]["step"])
-            return result
-
-        def watched_targets(agent, rollout):
-            batch = targets(agent, rollout)
-            self._note_batch(rollout, batch)
-            return batch
-
-        patch.setattr(pqn_torch.PQN, "_update", watched_update)
-        patch.setattr(pqn_torch.PQN, "_targets", watched_targets)
-
-    def _listen_to_jax(self, patch):
-        """From inside the compiled iteration, through callbacks to the host, in their order."""
-        update, targets = pqn_jax.PQN._update, pqn_jax.PQN._targets
-
-        def watched_update(agent, learner, batch, rows_M, learning_rate):
-            learner, metrics = update(agent, learner, batch, rows_M, learning_rate)
-            policy, (_, adam) = learner
-            state = (jax.tree.leaves(x) for x in (policy, adam.mu, adam.nu))
-            jax.debug.callback(self._note_update, rows_M, *state, adam.count, ordered=True)
-            return learner, metrics
-
-        def watched_targets(agent, policy, rollout):
-            batch = targets(agent, policy, rollout)
-            jax.debug.callback(self._note_batch, rollout, batch, ordered=True)
-            return batch
-
-        patch.setattr(pqn_jax.PQN, "_update", watched_update)
-        patch.setattr(pqn_jax.PQN, "_targets", watched_targets)
-
-    def _note_update(self, rows, parameters, first_moments, second_moments, count):
-        self.rows[-1].append(copy(rows))
-        self.updates[-1].append([*map(copy, [*parameters, *first_moments, *second_moments, count])])
-
-    def _note_batch(self, rollout, batch):
-        self.rollouts.append(type(rollout)(*(x if x is None else copy(x) for x in rollout)))
-        self.batches.append(type(batch)(*map(copy, batch)))
-
-    def acting(self, i):
-        """The policy that iteration i began with."""
-        return pqn_torch.PQN.load_policy(self.agent.config, self.agent.env, self.before[i])
+def acting(watched, i):
+    """The policy that iteration i began with."""
+    return pqn_torch.PQN.load_policy(watched.agent.config, watched.agent.env, watched.before[i])
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def watched(request):
     schedules = {"anneal_lr": True, "epsilon_end": 0.0, "exploration_fraction": EXPLORING}
-    return Watched(request.param, seed=1, total_steps=SCHEDULED * 64, max_grad_norm=0.5, **schedules)
+    options = {"seed": 1, "total_steps": SCHEDULED * 64, "max_grad_norm": 0.5, "mode": FASTEST[request.param]}
+    env = rlgraph.make("CartPole-v1", max_episode_steps=15)
+    return Watched("pqn", request.param, lambda: pqn(request.param, env, **options, **schedules), "_targets", WATCHED)
 
 
 def test_minibatches_cover_every_row_exactly_once_an_epoch(watched):
-    orders = set()
-    for rows in watched.rows:
-        assert len(rows) == 2 * 4
-        for epoch in (rows[:4], rows[4:]):
-            assert [len(r) for r in epoch] == [16] * 4
-            order = np.concatenate(epoch)
-            assert sorted(order) == list(range(64))
-            orders.add(tuple(order.tolist()))
-    assert len(orders) == 2 * WATCHED  # another order in every epoch
-    assert tuple(range(64)) not in orders
+    check_minibatches(watched)
 
 
 def test_learning_rate_and_epsilon_fall_linearly_and_stay_there(watched):
@@ -385,7 +280,7 @@ def test_learning_rate_and_epsilon_fall_linearly_and_stay_there(watched):
 
 
 def test_actions_are_greedy_as_often_as_epsilon_says(watched):
-    greedy = [(values(watched.acting(i), r.obs).argmax(-1) == r.action).mean() for i, r in enumerate(watched.rollouts)]
+    greedy = [(values(acting(watched, i), r.obs).argmax(-1) == r.action).mean() for i, r in enumerate(watched.rollouts)]
     assert 0.3 < greedy[0] < 0.7  # two actions: every other random one is the greedy one
     assert 0.6 < greedy[1] < 0.9
     assert greedy[2:] == [1, 1, 1]
@@ -399,7 +294,7 @@ def test_targets_are_lambda_returns_of_the_policy_that_acted(watched):
         for name in ("obs", "action"):
             expected = getattr(rollout, name)
             np.testing.assert_array_equal(getattr(batch, name), expected.reshape(64, *expected.shape[2:]))
-        next_value = values(watched.acting(i), rollout.final_obs).max(-1)
+        next_value = values(acting(watched, i), rollout.final_obs).max(-1)
         target, after = np.zeros((16, 4)), next_value[-1]
         for t in reversed(range(16)):
             terminated, truncated = rollout.terminated_TB[t], rollout.truncated_TB[t]
@@ -412,18 +307,12 @@ def test_targets_are_lambda_returns_of_the_policy_that_acted(watched):
 
 
 def test_every_update_is_adams_step_of_a_clipped_gradient(watched):
-    """Kingma & Ba (2015), algorithm 1, from the moments; the rate that the metrics report is the one at work."""
-    updates = [u for iteration in watched.updates for u in iteration]
-    for i, (before, after) in enumerate(itertools.pairwise(updates), start=1):
-        *arrays, count = after
-        n = len(arrays) // 3
-        assert count == i + 1
-        rate = 1e-3 * max(0, 1 - (i // 8) / SCHEDULED)
-        gradients = [(m - 0.9 * old) / 0.1 for old, m in zip(before[n : 2 * n], arrays[n : 2 * n])]
+    """The rate that the metrics report is the one at work."""
+    for before, after, steps, old_moments, moments in pairs_of_adam(watched, SCHEDULED):
+        gradients = [(m - 0.9 * old) / 0.1 for old, m in zip(old_moments, moments)]
         assert np.sqrt(sum((g**2).sum() for g in gradients)) == pytest.approx(0.5, rel=1e-3)  # clipped
-        for old, new, m, v in zip(before, arrays[:n], arrays[n : 2 * n], arrays[2 * n :]):
-            m_hat, v_hat = m / (1 - 0.9**count), v / (1 - 0.999**count)
-            np.testing.assert_allclose(new - old, -rate * m_hat / (np.sqrt(v_hat) + 1e-5), rtol=1e-2, atol=2e-7)
+        for old, new, step in zip(before, after, steps):
+            np.testing.assert_allclose(new - old, step, rtol=1e-2, atol=2e-7)
     assert all(m["grad_norm"] > 0.5 for m in watched.metrics)  # before the clipping
 
 
@@ -440,7 +329,7 @@ def test_metrics_are_what_the_buffers_and_the_first_minibatch_say(watched):
         assert metrics["episode_length_sum"] == sum(n for _, n in finished)
         if metrics["learning_rate"] == 0:  # nothing moved: the means are those of the policy that acted
             batch = watched.batches[i]
-            q_value = np.take_along_axis(values(watched.acting(i), batch.obs), batch.action[:, None], -1)[:, 0]
+            q_value = np.take_along_axis(values(acting(watched, i), batch.obs), batch.action[:, None], -1)[:, 0]
             assert metrics["q_value"] == pytest.approx(q_value.mean(), rel=1e-4)
             assert metrics["loss"] == pytest.approx(0.5 * ((q_value - batch.target) ** 2).mean(), rel=1e-4)
     assert watched.metrics[-1]["learning_rate"] == 0
@@ -452,17 +341,14 @@ WHOLE = {"anneal_lr": True, "total_steps": 5 * 64, "learning_rate": 0.01, "explo
 
 
 def run_of(backend, iterations=4, env="CartPole-v1", **changes):
-    agent = pqn(backend, env, **{**WHOLE, **changes})
-    metrics = [list(iterate(agent).values()) for _ in range(iterations)]
-    return np.array(metrics), everything(agent)
+    return run(pqn(backend, env, **{**WHOLE, **changes}), iterations)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_same_seed_same_run_bit_for_bit_and_another_seed_another(backend):
     first, again, other = (run_of(backend, seed=s, mode=FASTEST[backend]) for s in (3, 3, 4))
-    assert_equal([first[0], *first[1]], [again[0], *again[1]])
+    check_seeds(first, again, other)
     assert np.isfinite(first[0]).all()
-    assert differ(first[1], other[1])
     for name in ("loss", "q_value", "grad_norm"):
         assert first[0][0, METRICS.index(name)] != other[0][0, METRICS.index(name)], name
 
@@ -470,26 +356,7 @@ def test_same_seed_same_run_bit_for_bit_and_another_seed_another(backend):
 @pytest.mark.filterwarnings("ignore:no CUDA graph on cpu")
 @pytest.mark.parametrize("mode", ["graph", "graph-uncompiled"])
 def test_torch_graph_modes_on_a_cpu_equal_eager_bit_for_bit(mode):
-    (metrics, state), (expected_metrics, expected) = run_of("torch", mode=mode), run_of("torch", mode="eager")
-    assert_equal([metrics, *state], [expected_metrics, *expected])
-
-
-def assert_close_after_one_iteration(got, expected):
-    """Fused kernels round otherwise, and Adam's first steps amplify it where a gradient is next to nothing."""
-    np.testing.assert_allclose(got[0], expected[0], rtol=2e-3, atol=2e-4)
-    for a, b in zip(got[1], expected[1]):
-        np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3)
-
-
-# Operation by operation, JAX compiles each of them for each shape that it meets.
-TINY = {"num_steps": 2, "num_epochs": 1, "num_minibatches": 2, "hidden": (4,)}
-
-
-def test_jax_jit_is_close_to_operation_by_operation():
-    jit, graph, eager = (run_of("jax", 1, build(TwoSteps), mode=mode, **TINY) for mode in ("jit", "graph", "eager"))
-    assert_close_after_one_iteration(jit, eager)
-    # A CPU has no command buffers: the same program.
-    assert_equal([jit[0], *jit[1]], [graph[0], *graph[1]])
+    assert_same_run(run_of("torch", mode=mode), run_of("torch", mode="eager"))
 
 
 def test_torch_compile_is_close_to_eager():
@@ -499,12 +366,7 @@ def test_torch_compile_is_close_to_eager():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_it_says_how_it_runs(backend):
-    words = {"eager": "operation by operation"}
-    words |= {"torch": {"auto": "operation by operation"}, "jax": {"auto": "one XLA program", "jit": "XLA"}}[backend]
-    for mode, expected in words.items():
-        agent = pqn(backend, mode=mode)
-        assert expected in agent.execution()
-        assert agent.mode == (FASTEST[backend] if mode == "auto" else mode)
+    check_words_of_modes(lambda mode: pqn(backend, mode=mode), backend)
 
 
 # ---- diagnostic environments, whose values are known
@@ -527,9 +389,6 @@ def learned(backend, definition, iterations, **changes):
     for _ in range(iterations):
         agent.iterate()
     return agent
-
-
-OBSERVATIONS = np.array([[-1, 0], [1, 0], [-1, 1], [1, 1]], np.float32)
 
 
 @pytest.mark.parametrize(
@@ -559,18 +418,10 @@ def test_it_finds_the_action(backend):
 
 
 def gpu_run(mode, iterations, disturb=False, **changes):
-    """Metrics of each iteration, and everything at the end."""
+    """Metrics of each iteration, everything at the end, and the agent."""
     options = {"precision": "ieee", "num_envs": 64, "total_steps": 10 * 64 * 16}
     agent = pqn("torch", mode=mode, device="cuda", **{**WHOLE, **options, **changes})
-    metrics = []
-    for i in range(iterations):
-        if disturb and i == 4:
-            with torch.no_grad():
-                agent.collector.reset()
-        if disturb and i == 7:
-            agent.generator.manual_seed(123)
-        metrics.append(agent.iterate().get())
-    return np.array(metrics), everything(agent), agent
+    return disturbed_run(agent, iterations, *((4, 7) if disturb else ()))
 
 
 @pytest.mark.gpu
@@ -578,10 +429,7 @@ def gpu_run(mode, iterations, disturb=False, **changes):
 def test_a_captured_iteration_equals_eager_bit_for_bit(env):
     """Ten replays with a reset and a new seed between them: metrics, parameters, Adam, schedules, environments."""
     eager, graph = (gpu_run(mode, 10, disturb=True, env=env) for mode in ("eager", "graph-uncompiled"))
-    assert graph[2].graph.captured
-    assert "one CUDA graph an iteration, replayed 10 times" in graph[2].execution()
-    assert_equal([eager[0], *eager[1]], [graph[0], *graph[1]])
-    assert len({tuple(row) for row in graph[0]}) == 10
+    check_captured_equals_eager(eager, graph)
 
 
 @pytest.mark.gpu
@@ -591,9 +439,7 @@ def test_compiled_and_captured_is_close_to_eager():
 
 @pytest.mark.gpu
 def test_graph_mode_same_seed_same_run():
-    first, again = gpu_run("graph", 5), gpu_run("graph", 5)
-    assert_equal([first[0], *first[1]], [again[0], *again[1]])
-    assert differ(first[1], gpu_run("graph", 5, seed=1)[1])
+    check_seeds(*(gpu_run("graph", 5, seed=s)[:2] for s in (0, 0, 1)))
 
 
 @pytest.mark.gpu
@@ -612,23 +458,9 @@ def test_the_schedules_move_in_replays(mode):
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_on_a_gpu_graphs_are_the_default_and_it_says_so(backend):
-    agent = pqn(backend, device="auto", mode="auto", **WHOLE)
-    iterate(agent)
-    assert agent.mode == "graph"
-    expected = {"torch": "one CUDA graph an iteration, replayed 1 times", "jax": "command buffers on"}
-    assert expected[backend] in agent.execution()
-
-
-@pytest.mark.gpu
-def test_jax_modes_are_close_on_a_gpu():
-    options = {"device": "cuda", "precision": "ieee", **TINY}
-    runs = [run_of("jax", 1, mode=mode, **options) for mode in ("jit", "graph", "eager")]
-    assert_close_after_one_iteration(runs[1], runs[0])
-    assert_close_after_one_iteration(runs[2], runs[0])
+    check_graphs_are_the_default(pqn(backend, device="auto", mode="auto", **WHOLE), backend)
 
 
 @pytest.mark.gpu
 def test_jax_graph_mode_same_seed_same_run():
-    first, again, other = (run_of("jax", 5, mode="graph", device="cuda", seed=s) for s in (0, 0, 1))
-    assert_equal([first[0], *first[1]], [again[0], *again[1]])
-    assert differ(first[1], other[1])
+    check_seeds(*(run_of("jax", 5, mode="graph", device="cuda", seed=s) for s in (0, 0, 1)))

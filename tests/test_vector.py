@@ -23,7 +23,10 @@ from gymnasium.wrappers.vector import NormalizeObservation, RecordEpisodeStatist
 
 import rlgraph
 
-pytestmark = pytest.mark.filterwarnings("ignore:no CUDA graph on cpu")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:no CUDA graph on cpu"),
+    pytest.mark.usefixtures("compilation_once"),
+]
 BACKENDS = ("torch", "jax")
 AUTORESET = tuple(AutoresetMode)
 
