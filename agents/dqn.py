@@ -102,4 +102,17 @@ class DQNConfig(TrainConfig):
 DEFAULTS = {
     "Acrobot-v1": DQNConfig(env="Acrobot-v1", total_steps=300_000, n_step=3),
     "CartPole-v1": DQNConfig(env="CartPole-v1", total_steps=300_000),
+    # Large steps against a target that stands still for a while: with the settings above it does not find the flag.
+    "MountainCar-v0": DQNConfig(
+        env="MountainCar-v0",
+        num_envs=16,
+        num_steps=8,
+        learning_starts=1_000,
+        learning_rate=1e-2,
+        n_step=3,
+        exploration_fraction=0.1,
+        target_period=50,
+        target_tau=1.0,
+        hidden=(64, 64),
+    ),
 }
