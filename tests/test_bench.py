@@ -41,7 +41,16 @@ def by_name(content):
 def fakes(tmp_path_factory):
     """One run over all the fakes."""
     names = "fake-eager,fake-good,fake-wrong,fake-wrong-means,fake-frozen,fake-raises,fake-dies,fake-gpu,fake-peer"
-    options = ("--variants", names + ",fake-training", "--columns", "env", "--repeats", "3", "--build-jobs", "2")
+    options = (
+        "--variants",
+        names + ",fake-training,fake-unchecked",
+        "--columns",
+        "env",
+        "--repeats",
+        "3",
+        "--build-jobs",
+        "2",
+    )
     return bench(tmp_path_factory.mktemp("bench"), *options, expect=1)
 
 
@@ -62,6 +71,7 @@ def test_a_good_variant_is_timed(fakes):
         ("fake-wrong-means", "wrong", "mean reward is"),
         ("fake-frozen", "wrong", "two runs drew the same random numbers"),
         ("fake-raises", "failed", "RuntimeError: this variant always fails"),
+        ("fake-unchecked", "failed", "its reference fake-raises failed: RuntimeError: this variant always fails ("),
         ("fake-dies", "failed", "its process died with exit code 3"),
         ("fake-gpu", "skipped", "needs an NVIDIA GPU"),
         ("fake-peer", "skipped", "not installed: no_such_package"),
@@ -72,6 +82,26 @@ def test_every_other_one_is_listed_with_the_reason(fakes, name, status, reason):
     row = by_name(fakes)[name]
     assert (row["status"], row["reason"][: len(reason)]) == (status, reason)
     assert row["status"] != "wrong" or row["seconds"] == []
+
+
+def test_why_a_reference_failed_that_is_not_measured_itself_is_kept(tmp_path):
+    options = ("--variants", "fake-unchecked", "--columns", "env", "--repeats", "1")
+    row = by_name(bench(tmp_path, *options, expect=1))["fake-unchecked"]
+    assert row["status"] == "failed"
+    reason = r"its reference fake-raises failed: RuntimeError: this variant always fails \(.*bench_fakes\.py:\d+\)"
+    assert re.fullmatch(reason, row["reason"])
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ({"failed": "out of device memory"}, "its reference torch-eager failed: out of device memory"),
+        ({"skipped": "no such column"}, "its reference torch-eager was skipped: no such column"),
+        ({}, "its reference torch-eager did not run"),
+    ],
+)
+def test_what_cannot_be_checked_says_what_became_of_its_reference(answer, reason):
+    assert harness._nothing_to_check_against("torch-eager", answer) == reason
 
 
 def test_wrong_dynamics_are_caught(tmp_path):
