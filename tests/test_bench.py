@@ -41,16 +41,8 @@ def by_name(content):
 def fakes(tmp_path_factory):
     """One run over all the fakes."""
     names = "fake-eager,fake-good,fake-wrong,fake-wrong-means,fake-frozen,fake-raises,fake-dies,fake-gpu,fake-peer"
-    options = (
-        "--variants",
-        names + ",fake-training,fake-unchecked",
-        "--columns",
-        "env",
-        "--repeats",
-        "3",
-        "--build-jobs",
-        "2",
-    )
+    names += ",fake-training,fake-unchecked"
+    options = ("--variants", names, "--columns", "env", "--repeats", "3", "--build-jobs", "2")
     return bench(tmp_path_factory.mktemp("bench"), *options, expect=1)
 
 
@@ -307,6 +299,42 @@ def test_the_report_has_tables_a_comparison_and_plots(fakes, tmp_path, capsys):
         "step-time.png",
     }
     assert (tmp_path / "plots" / "throughput.svg").read_text().count("<path") > 10
+
+
+def row_of(variant, num_envs, us_per_step, status="ok"):
+    seconds = [] if us_per_step is None else [us_per_step]
+    row = {"variant": variant, "column": "env", "num_envs": num_envs, "status": status, "seconds": seconds}
+    return row | ({"us_per_step": us_per_step} if seconds else {})
+
+
+def drawn(*files):
+    rows = report.drawn([{"rows": rows} for rows in files])
+    return {(row["variant"], row["num_envs"]): row["us_per_step"] for row in rows}
+
+
+@pytest.mark.parametrize("status", ["failed", "wrong", "skipped", "interrupted"])
+def test_plots_draw_the_last_file_that_timed_a_cell(status):
+    old, new = [row_of("a", 1, 10.0), row_of("b", 1, 20.0)], [row_of("a", 1, 11.0), row_of("b", 1, None, status)]
+    assert drawn(old, new) == {("a", 1): 11.0, ("b", 1): 20.0}
+    assert drawn(new, old) == {("a", 1): 10.0, ("b", 1): 20.0}
+
+
+@pytest.mark.parametrize("status", ["failed", "interrupted"])
+def test_plots_draw_a_cell_that_was_cut_only_where_no_other_file_has_it_whole(status):
+    whole, cut = [row_of("a", 1, 10.0)], [row_of("a", 1, 99.0, status)]
+    assert drawn(whole, cut) == drawn(cut, whole) == {("a", 1): 10.0}
+    assert drawn(cut) == {("a", 1): 99.0}
+
+
+def test_bars_show_the_size_that_most_variants_were_timed_at_however_many_files_have_it():
+    """Two variants at 16; one at 4096, in three files."""
+    from matplotlib import pyplot
+
+    files = [[row_of("a", 16, 10.0), row_of("b", 16, 20.0)], *([row_of("a", 4096, 30.0)] for _ in range(3))]
+    figure, axis = pyplot.subplots()
+    report._draw_step_time(axis, report.drawn([{"rows": rows} for rows in files]), ["a", "b"])
+    assert [bar.get_width() for bar in axis.patches] == [20.0, 10.0]
+    pyplot.close(figure)
 
 
 def test_ratios_are_to_the_backends_own_eager_mode():
