@@ -41,7 +41,8 @@ def by_name(content):
 def fakes(tmp_path_factory):
     """One run over all the fakes."""
     names = "fake-eager,fake-good,fake-wrong,fake-wrong-means,fake-frozen,fake-raises,fake-dies,fake-gpu,fake-peer"
-    options = ("--variants", names + ",fake-training", "--columns", "env", "--repeats", "3", "--build-jobs", "2")
+    names += ",fake-training,fake-unchecked"
+    options = ("--variants", names, "--columns", "env", "--repeats", "3", "--build-jobs", "2")
     return bench(tmp_path_factory.mktemp("bench"), *options, expect=1)
 
 
@@ -62,6 +63,7 @@ def test_a_good_variant_is_timed(fakes):
         ("fake-wrong-means", "wrong", "mean reward is"),
         ("fake-frozen", "wrong", "two runs drew the same random numbers"),
         ("fake-raises", "failed", "RuntimeError: this variant always fails"),
+        ("fake-unchecked", "failed", "its reference fake-raises failed: RuntimeError: this variant always fails ("),
         ("fake-dies", "failed", "its process died with exit code 3"),
         ("fake-gpu", "skipped", "needs an NVIDIA GPU"),
         ("fake-peer", "skipped", "not installed: no_such_package"),
@@ -72,6 +74,26 @@ def test_every_other_one_is_listed_with_the_reason(fakes, name, status, reason):
     row = by_name(fakes)[name]
     assert (row["status"], row["reason"][: len(reason)]) == (status, reason)
     assert row["status"] != "wrong" or row["seconds"] == []
+
+
+def test_why_a_reference_failed_that_is_not_measured_itself_is_kept(tmp_path):
+    options = ("--variants", "fake-unchecked", "--columns", "env", "--repeats", "1")
+    row = by_name(bench(tmp_path, *options, expect=1))["fake-unchecked"]
+    assert row["status"] == "failed"
+    reason = r"its reference fake-raises failed: RuntimeError: this variant always fails \(.*bench_fakes\.py:\d+\)"
+    assert re.fullmatch(reason, row["reason"])
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ({"failed": "out of device memory"}, "its reference torch-eager failed: out of device memory"),
+        ({"skipped": "no such column"}, "its reference torch-eager was skipped: no such column"),
+        ({}, "its reference torch-eager did not run"),
+    ],
+)
+def test_what_cannot_be_checked_says_what_became_of_its_reference(answer, reason):
+    assert harness._nothing_to_check_against("torch-eager", answer) == reason
 
 
 def test_wrong_dynamics_are_caught(tmp_path):
@@ -277,6 +299,42 @@ def test_the_report_has_tables_a_comparison_and_plots(fakes, tmp_path, capsys):
         "step-time.png",
     }
     assert (tmp_path / "plots" / "throughput.svg").read_text().count("<path") > 10
+
+
+def row_of(variant, num_envs, us_per_step, status="ok"):
+    seconds = [] if us_per_step is None else [us_per_step]
+    row = {"variant": variant, "column": "env", "num_envs": num_envs, "status": status, "seconds": seconds}
+    return row | ({"us_per_step": us_per_step} if seconds else {})
+
+
+def drawn(*files):
+    rows = report.drawn([{"rows": rows} for rows in files])
+    return {(row["variant"], row["num_envs"]): row["us_per_step"] for row in rows}
+
+
+@pytest.mark.parametrize("status", ["failed", "wrong", "skipped", "interrupted"])
+def test_plots_draw_the_last_file_that_timed_a_cell(status):
+    old, new = [row_of("a", 1, 10.0), row_of("b", 1, 20.0)], [row_of("a", 1, 11.0), row_of("b", 1, None, status)]
+    assert drawn(old, new) == {("a", 1): 11.0, ("b", 1): 20.0}
+    assert drawn(new, old) == {("a", 1): 10.0, ("b", 1): 20.0}
+
+
+@pytest.mark.parametrize("status", ["failed", "interrupted"])
+def test_plots_draw_a_cell_that_was_cut_only_where_no_other_file_has_it_whole(status):
+    whole, cut = [row_of("a", 1, 10.0)], [row_of("a", 1, 99.0, status)]
+    assert drawn(whole, cut) == drawn(cut, whole) == {("a", 1): 10.0}
+    assert drawn(cut) == {("a", 1): 99.0}
+
+
+def test_bars_show_the_size_that_most_variants_were_timed_at_however_many_files_have_it():
+    """Two variants at 16; one at 4096, in three files."""
+    from matplotlib import pyplot
+
+    files = [[row_of("a", 16, 10.0), row_of("b", 16, 20.0)], *([row_of("a", 4096, 30.0)] for _ in range(3))]
+    figure, axis = pyplot.subplots()
+    report._draw_step_time(axis, report.drawn([{"rows": rows} for rows in files]), ["a", "b"])
+    assert [bar.get_width() for bar in axis.patches] == [20.0, 10.0]
+    pyplot.close(figure)
 
 
 def test_ratios_are_to_the_backends_own_eager_mode():

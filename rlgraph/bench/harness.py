@@ -86,7 +86,9 @@ def progress_total(plan: Plan) -> int:
     return len(plan.cells()) * len(plan.variants) * (plan.repeats + WARM_UP_REPEATS + 1)
 
 
-Outcomes = dict[tuple[Workload, str], dict]  # what each variant computed on a workload
+Job = tuple[Workload, str]
+# What each variant computed on a workload, or why it did not: {"ok": outcome}, {"failed": ...} or {"skipped": reason}.
+Outcomes = dict[Job, dict]
 
 
 def checked_on(v: Variant, work: Workload) -> Workload:
@@ -112,17 +114,22 @@ def _further_references(plan: Plan, on_gpu: bool, show: Callable[[str, int], Non
         for job, worker, answer in _prepared(waiting, at_once, only_outcome=True):
             show(f"reference {job[1]}: {job[0].column}, {job[0].num_envs} environments", 0)
             close([worker])
-            if "ok" in answer:
-                outcomes[job] = answer["ok"]["outcome"]
-            elif answer.get("failed") == OUT_OF_MEMORY:
+            outcomes[job] = {"ok": answer["ok"]["outcome"]} if "ok" in answer else answer
+            if answer.get("failed") == OUT_OF_MEMORY:
                 crowded.append(job)
         waiting = crowded
     return outcomes
 
 
-def _prepared(
-    jobs: list[tuple[Workload, str]], at_once: int, only_outcome: bool = False
-) -> Iterator[tuple[tuple[Workload, str], Worker, dict]]:
+def _nothing_to_check_against(reference: str, answer: dict) -> str:
+    """Why a variant cannot be checked, in one line. The answer is its reference's; empty where that was not tried."""
+    if not answer:
+        return f"its reference {reference} did not run"
+    ((status, reason),) = answer.items()
+    return f"its reference {reference} {'was skipped' if status == 'skipped' else status}: {reason}"
+
+
+def _prepared(jobs: list[Job], at_once: int, only_outcome: bool = False) -> Iterator[tuple[Job, Worker, dict]]:
     """Prepare each (workload, variant) in a worker of its own, some at once. Yields (job, worker, answer)."""
     waiting, running = list(jobs), {}
     try:
@@ -199,10 +206,13 @@ class _Cell:
         self.show(f"preparing {self._label()}", 0)
         for (_, name), worker, answer in _prepared([(self.work, name) for name in names], self.plan.build_jobs):
             self.workers[name] = worker
+            job = (checked_on(VARIANTS[name], self.work), name)
             if "ok" in answer:
-                self.outcomes[checked_on(VARIANTS[name], self.work), name] = answer["ok"].pop("outcome")
+                self.outcomes[job] = {"ok": answer["ok"].pop("outcome")}
                 self.rows[name].update(answer["ok"])
             else:
+                if "ok" not in self.outcomes.get(job, {}):  # it may have run before, with more memory to itself
+                    self.outcomes[job] = answer
                 self._drop(name, *next(iter(answer.items())))
             self.show(f"preparing {self._label()}: {name} is ready", 1)
 
@@ -213,16 +223,21 @@ class _Cell:
     def _check(self) -> None:
         """A variant that computes something else than its reference is reported as wrong, and not timed."""
         for name in list(self.workers):
-            v = VARIANTS[name]
-            on = checked_on(v, self.work)
             if not self.rows[name].pop("fresh"):
                 self._drop(name, "wrong", "two runs drew the same random numbers")
-            elif v.reference and (on, v.reference) not in self.outcomes:
-                crowded = self.rows.get(v.reference, {}).get("reason") == OUT_OF_MEMORY
-                nothing = f"{v.reference} did not run, so there is nothing to check it against"
-                self._drop(name, "failed", OUT_OF_MEMORY if crowded else nothing)
-            elif v.reference and (reason := disagreement(v, self.outcomes[on, name], self.outcomes[on, v.reference])):
-                self._drop(name, "wrong", reason)
+            elif VARIANTS[name].reference:
+                self._compare(VARIANTS[name])
+
+    def _compare(self, v: Variant) -> None:
+        """Drop a variant that disagrees with its reference, or has none to agree with."""
+        on = checked_on(v, self.work)
+        expected = self.outcomes.get((on, v.reference), {})
+        if "ok" not in expected:
+            crowded = self.rows.get(v.reference, {}).get("reason") == OUT_OF_MEMORY
+            nothing = _nothing_to_check_against(v.reference, expected)
+            self._drop(v.name, "failed", OUT_OF_MEMORY if crowded else nothing)
+        elif reason := disagreement(v, self.outcomes[on, v.name]["ok"], expected["ok"]):
+            self._drop(v.name, "wrong", reason)
 
     def _time(self) -> None:
         """One repeat of each variant after the other, so that drift hits all alike."""

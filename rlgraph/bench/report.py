@@ -133,8 +133,23 @@ def compare(old: dict, new: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
+def drawn(contents: list[dict]) -> list[dict]:
+    """The timed rows, one of each variant, column and B.
+
+    Of several the last is taken, but none that was cut or failed on the way where another was timed to its end.
+    """
+    chosen: dict[tuple, dict] = {}
+    for row in (row for content in contents for row in content["rows"] if row["seconds"]):
+        key = (row["variant"], row["column"], row["num_envs"])
+        if row["status"] == "ok" or key not in chosen or chosen[key]["status"] != "ok":
+            chosen[key] = row
+    return list(chosen.values())
+
+
 def plot(contents: list[dict], folder: Path) -> list[Path]:
     """Throughput against B (log-log, one line a variant) and µs a step as bars, as SVG and PNG. Returns the paths.
+
+    Where several files have the same cell, see `drawn`.
 
     Raises:
         UsageError: matplotlib is not installed, nothing was timed, or the files are of different agents.
@@ -148,7 +163,7 @@ def plot(contents: list[dict], folder: Path) -> list[Path]:
 
     if len({content["settings"].get("agent", "ppo") for content in contents}) > 1:
         raise UsageError("these files are of different agents, which would make one line of two: draw them apart")
-    timed = [row for content in contents for row in content["rows"] if row["seconds"]]
+    timed = drawn(contents)
     if not timed:
         raise UsageError("nothing was timed in these files, so there is nothing to plot")
     folder.mkdir(parents=True, exist_ok=True)
@@ -182,7 +197,7 @@ def _draw_throughput(axis, rows: list[dict], variants: list[str]) -> None:
 
 def _draw_step_time(axis, rows: list[dict], variants: list[str]) -> None:
     # The size that most variants were timed at; of those, the largest.
-    sizes = [r["num_envs"] for r in rows]
+    sizes = [r["num_envs"] for r in rows]  # of `drawn`: each variant once at each size
     size = max(set(sizes), key=lambda B: (sizes.count(B), B))
     bars = sorted({r["variant"]: r["us_per_step"] for r in rows if r["num_envs"] == size}.items(), key=lambda x: -x[1])
     names, values = zip(*bars, strict=True)
