@@ -1,16 +1,15 @@
 """Trace an environment into an expression graph of single numbers: what a kernel holds in registers.
 
-An environment's functions are run once with the namespace below in place of `xp`. Its arrays hold, for each entry beyond
-the batch axis, a node of the graph; every operation makes a new node, or finds the one that is there already (common
-subexpressions), or a constant (folding). The result, a `Program`, is written out as Triton by `rlgraph.fused.source`, and
-evaluated on arrays by `evaluate`.
+An environment's functions are run once with the namespace below in place of `xp`. Its arrays hold, for each entry
+beyond the batch axis, a node of the graph; every operation makes a new node, or finds the one that is there already
+(common subexpressions), or a constant (folding). The result, a `Program`, is written out as Triton by
+`rlgraph.fused.rollouts`, and evaluated on arrays by `evaluate`.
 
 Types follow torch and JAX: floats are float32; integers and floats together give float32; Python numbers adapt to the
 array that they meet.
 """
 
 import math
-import operator
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,12 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from rlgraph.environment import Carry, Environment
+from rlgraph import environment
+from rlgraph.environment import DISABLED, Carry, Environment, Step
 from rlgraph.errors import UsageError
 
 BATCH = 999_983  # stands for B in shapes: a prime that no other axis has
 FLOAT, INT, BOOL = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.bool_)
-DTYPES = {"bool": BOOL, "float32": FLOAT} | {name: np.dtype(name) for name in ("int8", "int16", "int32", "int64", "uint8")}
+DTYPES = {"bool": BOOL, "float32": FLOAT} | {
+    name: np.dtype(name) for name in ("int8", "int16", "int32", "int64", "uint8")
+}
 
 
 class TraceError(UsageError):
@@ -49,15 +51,19 @@ class Node:
 
 @dataclass(frozen=True)
 class Program:
-    """Outputs as expressions of inputs, by name. Names of vector entries end in their index: `u_0`, `obs_3`."""
+    """Outputs as expressions of inputs, by name. Names of vector entries end in their index: `u_0`, `obs_3`.
+
+    `kept` has the outputs of a step that resets nothing: the same where no episode has ended.
+    """
 
     inputs: dict[str, Node]
     outputs: dict[str, Node]
+    kept: dict[str, Node] = field(default_factory=dict)
 
     def nodes(self) -> list[Node]:
         """All nodes that the outputs need, arguments before their users."""
         found: dict[Node, None] = {}
-        waiting = [(node, False) for node in reversed(self.outputs.values())]
+        waiting = [(node, False) for node in (*reversed(self.outputs.values()), *self.kept.values())]
         while waiting:
             node, arguments_are_there = waiting.pop()
             if node in found:
@@ -126,7 +132,7 @@ def trace_step(env: Environment, autoreset: str) -> Program:
 
     Inputs: the state's leaves by their names, `elapsed`, `done`, `action` (or `action_0`, …: an integer counted as the
     definition counts, or float32), and the uniforms `u_0`, …. Outputs: `next_` and each leaf's name, `next_elapsed`,
-    `next_done`, `obs_…`, `reward`, `terminated`, `truncated` and `final_obs_…`. A scalar observation or action has no index.
+    `next_done`, `obs_…`, `reward`, `terminated`, `truncated` and `final_obs_…`; a scalar has no index.
 
     Raises:
         TraceError: an operation that is not supported, or one that mixes environments.
@@ -138,11 +144,15 @@ def trace_step(env: Environment, autoreset: str) -> Program:
     action = tracer.input("action", shape, FLOAT if shape or not _discrete(env) else INT)
     u_BN = tracer.input("u", (env.draws,), FLOAT)
     with _lines_of(env, tracer):
-        step = env.step(tracer.xp, carry, action, u_BN, autoreset)
-        outputs = {f"next_{name}": array for name, array in _carry_arrays(step.carry).items()}
-        outputs |= {"obs": step.obs, "reward": step.reward_B}
-        outputs |= {"terminated": step.terminated_B, "truncated": step.truncated_B, "final_obs": step.final_obs}
-        return tracer.program(outputs)
+        kept = _named_outputs(env.step(tracer.xp, carry, action, u_BN, DISABLED))
+        outputs = _named_outputs(env.step(tracer.xp, carry, action, u_BN, autoreset))
+        return Program(tracer.inputs, outputs, kept)
+
+
+def _named_outputs(step: Step) -> dict[str, Node]:
+    arrays = {f"next_{name}": array for name, array in _carry_arrays(step.carry).items()}
+    arrays |= {"obs": step.obs, "reward": step.reward_B, "terminated": step.terminated_B}
+    return _flat(arrays | {"truncated": step.truncated_B, "final_obs": step.final_obs})
 
 
 def trace_observe(env: Environment) -> Program:
@@ -150,7 +160,7 @@ def trace_observe(env: Environment) -> Program:
     tracer = Tracer()
     with _lines_of(env, tracer):
         state = _carry_inputs(tracer, env).state
-        return tracer.program({"obs": env.definition.observe(tracer.xp, state, env.params)})
+        return Program(tracer.inputs, _flat({"obs": env.definition.observe(tracer.xp, state, env.params)}))
 
 
 def leaves(env: Environment) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
@@ -194,12 +204,6 @@ class Tracer:
         nodes = [Node("input", (), dtype, entry, entry) for entry in entries(name, shape)]
         self.inputs |= {node.value: node for node in nodes}
         return Array(self, _filled(nodes, shape), dtype)
-
-    def program(self, outputs: dict[str, "Array"]) -> Program:
-        named = {}
-        for name, array in outputs.items():
-            named |= zip(entries(name, array.nodes.shape), array.nodes.flat)
-        return Program(dict(self.inputs), named)
 
     def const(self, value: Any, dtype: np.dtype) -> Node:
         with np.errstate(over="ignore"):
@@ -247,6 +251,13 @@ class Tracer:
         if key not in self.known:
             self.known[key] = make()
         return self.known[key]
+
+
+def _flat(arrays: dict[str, "Array"]) -> dict[str, Node]:
+    named = {}
+    for name, array in arrays.items():
+        named |= zip(entries(name, array.nodes.shape), array.nodes.flat)
+    return named
 
 
 def _filled(nodes: list[Node], shape: tuple[int, ...]) -> np.ndarray:
@@ -374,8 +385,7 @@ class Namespace:
         if isinstance(arg, Array):
             return _filled([self._tracer.cast(node, dtype) for node in arg.nodes.flat], arg.nodes.shape)
         values = np.asarray(arg)
-        nodes = _filled([self._tracer.const(value, dtype) for value in values.flat], values.shape)
-        return nodes
+        return _filled([self._tracer.const(value, dtype) for value in values.flat], values.shape)
 
     def where(self, condition, a, b):
         return self._apply("where", condition, a, b)
@@ -558,7 +568,7 @@ class _lines_of:  # noqa: N801 - a context manager
         raise TraceError(f"environment {self.env.id!r} cannot be fused: {line}: {what}") from error
 
     def _at_return(self, frame, event, _):
-        if event == "return" and frame.f_code.co_filename == self.file:
+        if event == "return" and frame.f_code.co_filename in (self.file, environment.__file__):
             for name, value in frame.f_locals.items():
                 for entry, node in _named_nodes(name, value):
                     if not node.name and not node.is_const:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import array_api_compat.torch as xp
 import gymnasium
+import numpy as np
 import torch
 
 from rlgraph.environment import SAME_STEP, Environment
@@ -51,10 +52,10 @@ class Collector:
         self._to_env = environment_action(env, self.device)
         with torch.no_grad():
             self.carry, self.obs = env.reset(xp, self._uniform(num_envs, env.reset_draws))
-            self.carry = type(self.carry)(_owned(self.carry.state), *map(_owned, self.carry[1:]))
+            self.carry = type(self.carry)(owned(self.carry.state), *map(owned, self.carry[1:]))
         self.return_B = torch.zeros(num_envs, device=self.device)
         self.totals = EpisodeTotals(*(torch.zeros(num_envs, device=self.device) for _ in range(3)))
-        self.rollout = self._buffers()
+        self.rollout = empty_rollout(env, num_steps, num_envs, self.device, values=value is not None)
         on_gpu = self.device.type == "cuda"
         mode = resolve("torch", mode, on_gpu)
         self._step = compiled(self._record_step) if compiles(mode, on_gpu) else self._record_step
@@ -121,15 +122,24 @@ class Collector:
     def _normal(self, *shape):
         return torch.randn(shape, generator=self.generator, device=self.device)
 
-    def _buffers(self) -> Rollout:
-        T, B = self.num_steps, self.num_envs
-        space, device = self.env.action_space, self.device
-        obs, final_obs = (torch.zeros((T, *self.obs.shape), dtype=self.obs.dtype, device=device) for _ in range(2))
-        log_prob, value, reward, final_value = (torch.zeros(T, B, device=device) for _ in range(4))
-        terminated, truncated = (torch.zeros(T, B, dtype=torch.bool, device=device) for _ in range(2))
-        action = torch.zeros((T, B, *space.shape), dtype=torch.float32 if self._box else torch.int64, device=device)
-        rollout = Rollout(obs, action, log_prob, value, reward, terminated, truncated, final_obs, final_value)
-        return rollout if self.value is not None else rollout._replace(value_TB=None, final_value_TB=None)
+
+def empty_rollout(env: Environment, num_steps: int, num_envs: int, device: torch.device, values: bool) -> Rollout:
+    """Buffers of T steps of B environments, zeros; without `values` those of a critic are None."""
+    T, B, space = num_steps, num_envs, env.observation_space
+    box = isinstance(env.action_space, gymnasium.spaces.Box)
+    obs, final_obs = (
+        torch.zeros((T, B, *space.shape), dtype=_torch_type(space.dtype), device=device) for _ in range(2)
+    )
+    log_prob, value, reward, final_value = (torch.zeros(T, B, device=device) for _ in range(4))
+    terminated, truncated = (torch.zeros(T, B, dtype=torch.bool, device=device) for _ in range(2))
+    action_type = torch.float32 if box else torch.int64
+    action = torch.zeros((T, B, *env.action_space.shape), dtype=action_type, device=device)
+    rollout = Rollout(obs, action, log_prob, value, reward, terminated, truncated, final_obs, final_value)
+    return rollout if values else rollout._replace(value_TB=None, final_value_TB=None)
+
+
+def _torch_type(dtype: np.dtype) -> torch.dtype:
+    return torch.from_numpy(np.zeros(1, dtype)).dtype
 
 
 def in_parts(value: Callable, obs: torch.Tensor) -> torch.Tensor:
@@ -178,10 +188,10 @@ def evaluate(env: Environment, greedy: Callable, num_episodes: int, generator: t
     return returns_B
 
 
-def _owned(value):
+def owned(value):
     """Contiguous copies: a definition may return views of one tensor, which must not be updated in place as such."""
     if isinstance(value, tuple):
-        return type(value)(*map(_owned, value))
+        return type(value)(*map(owned, value))
     return value.clone(memory_format=torch.contiguous_format)
 
 

@@ -1,0 +1,123 @@
+"""Write a traced program's nodes as Triton expressions."""
+
+import collections
+import keyword
+
+import numpy as np
+
+from rlgraph.fused.trace import BOOL, FLOAT, Node, Program
+
+# Text and binding strength (Python's order) of each operation; functions bind strongest.
+INFIX = {
+    "mul": ("*", 7), "div": ("/", 7), "add": ("+", 6), "sub": ("-", 6), "and": ("&", 5), "xor": ("^", 4),
+    "or": ("|", 3), "lt": ("<", 2), "le": ("<=", 2), "gt": (">", 2), "ge": (">=", 2), "eq": ("==", 2), "ne": ("!=", 2),
+}  # fmt: skip
+PREFIX, ATOM = 8, 10
+FUNCTIONS = {name: f"tl.{name}" for name in ("abs", "floor", "ceil", "exp", "log", "where")}
+FUNCTIONS |= {name: f"library.{name}" for name in ("minimum", "maximum", "tanh", "sin", "cos")} | {"sqrt": "tl.sqrt_rn"}
+TYPES = {BOOL: "tl.int1", FLOAT: "tl.float32"} | {
+    np.dtype(name): f"tl.{name}" for name in ("int8", "int16", "int32", "int64", "uint8")
+}
+LONGEST_LINE = 88  # of an expression; longer ones get a variable in between
+
+
+class Names:
+    """Names in use; a taken one gets a number."""
+
+    def __init__(self, taken: set[str]):
+        self.taken = taken | set(keyword.kwlist)
+
+    def new(self, wanted: str) -> str:
+        name, i = wanted, 2
+        while name in self.taken:
+            name, i = f"{wanted}_{i}", i + 1
+        self.taken.add(name)
+        return name
+
+
+class Writing:
+    """Writes a program's nodes as assignments, some at a time, arguments before their users.
+
+    Args:
+        program: see `rlgraph.fused.trace.Program`.
+        inputs: the kernel's variable for each input that the program uses.
+        names: no line assigns to one of these.
+    """
+
+    def __init__(self, program: Program, inputs: dict[str, str], names: Names):
+        self.program, self.inputs, self.names = program, inputs, names
+        self._uses = collections.Counter(arg for node in program.nodes() for arg in node.args)
+        self._outputs = {*program.outputs.values(), *program.kept.values()}
+        self._written: dict[Node, tuple[str, int]] = {}
+
+    def lines(self, nodes: list[Node]) -> list[str]:
+        """Assignments that compute some nodes; what is used once and has no name becomes part of its user's."""
+        lines = []
+        for node in nodes:
+            text, strength = _expression(node, [self._written[arg] for arg in node.args], self.inputs)
+            alone = node.name or node in self._outputs or self._uses[node] > 1 or len(text) > LONGEST_LINE
+            if node.op not in ("input", "const") and alone:
+                name = self.names.new(node.name or "v")
+                lines.append(f"{name} = {text}")
+                text, strength = name, ATOM
+            self._written[node] = text, strength
+        return lines
+
+    def block(self, node: Node) -> str:
+        """A written node as a block [BLOCK]."""
+        text = self._written[node][0]
+        return f"tl.full([BLOCK], {text}, {TYPES[node.dtype]})" if node.is_const else text
+
+
+def _expression(node: Node, args: list[tuple[str, int]], inputs: dict[str, str]) -> tuple[str, int]:
+    """A node's text and how strongly it binds."""
+    if node.op == "input":
+        return inputs[node.value], ATOM
+    if node.is_const:
+        return _literal(node)
+    if node.op == "cast":
+        return f"{_within(args[0], ATOM)}.to({TYPES[node.dtype]})", ATOM
+    if node.op in INFIX:
+        symbol, strength = INFIX[node.op]
+        # Comparisons do not chain, and sums of floats must stay in order: the right side binds tighter.
+        left = _within(args[0], strength + (node.op in ("lt", "le", "gt", "ge", "eq", "ne")))
+        return f"{left} {symbol} {_within(args[1], strength + 1)}", strength
+    if node.op in ("neg", "not"):
+        return f"{'-' if node.op == 'neg' else '~'}{_within(args[0], PREFIX)}", PREFIX
+    called = ", ".join(text for text, _ in args)
+    if node.op in ("mod", "floordiv"):
+        return _floor_division(node, called, args), ATOM
+    text = f"{FUNCTIONS[node.op]}({called})"
+    if node.op == "where" and node.args[1].is_const and node.args[2].is_const:
+        text += f".to({TYPES[node.dtype]})"  # of two literals Triton would choose the type
+    return text, ATOM
+
+
+def _floor_division(node: Node, called: str, args: list[tuple[str, int]]) -> str:
+    if node.dtype == FLOAT:
+        return (
+            f"library.floor_mod({called})"
+            if node.op == "mod"
+            else f"tl.floor({' / '.join(_within(a, 8) for a in args)})"
+        )
+    return f"library.{'floor_mod_int' if node.op == 'mod' else 'floor_div_int'}({called})"
+
+
+def _within(part: tuple[str, int], strength: int) -> str:
+    text, own = part
+    return text if own >= strength else f"({text})"
+
+
+def _literal(node: Node) -> tuple[str, int]:
+    if node.dtype == FLOAT:
+        if not np.isfinite(node.value):
+            return f'float("{node.value}")', ATOM
+        text = str(np.float32(node.value))
+    else:
+        text = repr(node.value)
+    return text, PREFIX if text.startswith("-") else ATOM
+
+
+def literal(value: float) -> str:
+    """A float32 constant."""
+    return _literal(Node("const", (), FLOAT, float(value)))[0]

@@ -1,0 +1,121 @@
+"""Device functions that generated kernels call."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def uniforms(key, env, step, group):
+    """Four blocks of uniforms in [0, 1): Philox 4x32-10 (Salmon et al., 2011) of env, step and group under a key."""
+    low, high = step.to(tl.uint32), (step >> 32).to(tl.uint32)
+    a, b, c, d = tl.philox(key, env.to(tl.uint32), low, high, group)
+    return _unit(a), _unit(b), _unit(c), _unit(d)
+
+
+@triton.jit
+def _unit(bits):
+    """The upper 24 of 32 random bits as a number in [0, 1): all that a float32 below 1 can tell apart."""
+    return (bits >> 8).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def normals(u, v):
+    """Two independent standard normals of two uniforms in [0, 1) (Box & Muller, 1958)."""
+    radius = tl.sqrt(-2.0 * tl.log(1.0 - u))
+    angle = 6.283185307179586 * v
+    return radius * cos(angle), radius * sin(angle)
+
+
+@triton.jit
+def _quadrant(x):
+    """x = quarter * pi / 2 + rest, |rest| <= pi / 4 (Cody & Waite, 1980, with pi / 2 in three parts)."""
+    shifted = tl.fma(x, 0.6366197723675814, 12582912.0)  # 1.5 * 2**23: the sum's last bits are the rounded quotient
+    quarter = shifted - 12582912.0
+    rest = tl.fma(-quarter, 1.57079601287841796875, x)
+    rest = tl.fma(-quarter, 3.1391647326017846e-07, rest)
+    rest = tl.fma(-quarter, 5.390302529957764e-15, rest)
+    return shifted.to(tl.int32, bitcast=True), rest
+
+
+@triton.jit
+def _sin_of_rest(x):
+    """Within a unit in the last place for |x| <= pi / 4 (Moshier's Cephes, sinf)."""
+    z = x * x
+    poly = tl.fma(tl.fma(z, -1.9515295891e-4, 8.3321608736e-3), z, -1.6666654611e-1)
+    return tl.fma(poly * z, x, x)
+
+
+@triton.jit
+def _cos_of_rest(x):
+    z = x * x
+    poly = tl.fma(tl.fma(z, 2.443315711809948e-5, -1.388731625493765e-3), z, 4.166664568298827e-2)
+    return tl.fma(poly * z, z, tl.fma(z, -0.5, 1.0))
+
+
+@triton.jit
+def sin(x):
+    """To two units in the last place for |x| < 1e5; beyond, the library's would take a branch that stalls all others."""
+    quarter, rest = _quadrant(x)
+    value = tl.where((quarter & 1) == 0, _sin_of_rest(rest), _cos_of_rest(rest))
+    return tl.where((quarter & 2) == 0, value, -value)
+
+
+@triton.jit
+def cos(x):
+    """As `sin`; of the same angle they share most of the work."""
+    quarter, rest = _quadrant(x)
+    value = tl.where((quarter & 1) == 0, _cos_of_rest(rest), _sin_of_rest(rest))
+    return tl.where(((quarter + 1) & 2) == 0, value, -value)
+
+
+@triton.jit
+def tanh(x):
+    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+
+
+@triton.jit
+def fast_tanh(x):
+    """The hardware's: off by 5e-4 at most, about as much as TF32 products."""
+    return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def relu(x):
+    return tl.maximum(x, 0.0)
+
+
+@triton.jit
+def silu(x):
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def minimum(x, y):
+    """As torch's and JAX's: NaN if either is."""
+    return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def maximum(x, y):
+    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def floor_mod(x, y):
+    """Python's x % y of floats, the divisor's sign; an fma keeps what `x - q * y` would round away."""
+    y = y + tl.zeros_like(x)
+    rest = tl.fma(-tl.floor(x / y), y, x)
+    rest = tl.where(rest * y < 0, rest + y, rest)  # the quotient was rounded up to the next whole number
+    return tl.where(tl.abs(rest) >= tl.abs(y), rest - y, rest)
+
+
+@triton.jit
+def floor_mod_int(x, y):
+    """Python's x % y of integers; a kernel's own has the dividend's sign."""
+    rest = x % y
+    return tl.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
+
+
+@triton.jit
+def floor_div_int(x, y):
+    return (x - floor_mod_int(x, y)) // y

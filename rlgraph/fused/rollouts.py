@@ -1,0 +1,321 @@
+"""Write the kernel that takes T steps of an environment: its expressions, and around them what all environments share.
+
+Shape letters: T steps, B environments; a kernel's variables are blocks [BLOCK], one number an environment.
+"""
+
+import re
+
+import gymnasium
+
+from rlgraph.environment import SAME_STEP, Environment
+from rlgraph.fused.expressions import Names, Writing, literal
+from rlgraph.fused.networks import Network, normalization
+from rlgraph.fused.text import INDENT, Kernel, Text
+from rlgraph.fused.trace import BOOL, Node, Program, entries, leaves, trace_observe, trace_step
+
+TOTALS = ("ended_return", "ended_length", "ended")
+OWN_NAMES = ("T", "B", "BLOCK", "ends", "done", *TOTALS)  # of the loop, besides those that its lines show
+LOG_STD_RANGE = (-5.0, 2.0)  # networks_torch's
+
+
+class RolloutWriter:
+    """Writes the kernel that takes T steps.
+
+    Args:
+        env: the environment.
+        autoreset: as for `Environment.step`.
+        actor: draws the actions. Without one, actions are `given`, read from memory as they are, or random: uniform
+            integers, or standard normals times half the widest range.
+    """
+
+    def __init__(self, env: Environment, autoreset: str, actor: Network | None, given: bool = False):
+        self.env, self.autoreset, self.actor, self.given = env, autoreset, actor, given
+        self.program, self.observe = trace_step(env, autoreset), trace_observe(env)
+        self.leaves = leaves(env)
+        self.state = [entry for name, (shape, _) in self.leaves.items() for entry in entries(name, shape)]
+        self.discrete = isinstance(env.action_space, gymnasium.spaces.Discrete)
+        self.action = entries("action", env.action_space.shape)
+        self.obs = entries("obs", env.observation_space.shape)
+        self.records = not given  # what was seen before each action, and episode totals
+
+    def kernel(self) -> Kernel:
+        """`rollout(*pointers, T, B, BLOCK)`: B environments in blocks of BLOCK."""
+        pointers = self._pointers()
+        before, act = self._before(), [*self._draw(), *self._act()]
+        names = Names(_identifiers([*pointers, *before, *act, *OWN_NAMES]))
+        observed = self._observed(names) if self.records else []
+        text = Text()
+        text.add(0, ["@triton.jit", "def rollout(", *(f"{INDENT}{pointer}," for pointer in pointers)])
+        text.add(0, [INDENT + "T,", INDENT + "B,", INDENT + "BLOCK: tl.constexpr,", "):"])
+        text.add(1, [f'"""{self._title()}"""', *before, *observed, "", "for _ in range(T):"])
+        if self.records:
+            text.add(2, self._store("obs", self.obs))
+        text.add(2, [*act, *self._record_action(), "", *self._step(names)])
+        text.add(1, self._after())
+        return Kernel("rollout", "\n".join(text.lines) + "\n", tuple(pointers))
+
+    def _title(self) -> str:
+        who = "given actions" if self.given else "random actions" if self.actor is None else "its policy"
+        return f"T steps of {self.env.id} with {who}: a block of environments, from the first step to the last."
+
+    def carried(self) -> list[str]:
+        """Pointers to what a launch leaves to the next."""
+        return [f"{name}_ptr" for name in (*self.leaves, "elapsed", "return" if self.records else "done")]
+
+    def _pointers(self) -> list[str]:
+        pointers = ["key_ptr", "counter_ptr", *self.carried()]
+        pointers += ["totals_ptr"] if self.records else []
+        if self.actor is not None:
+            pointers += [*self.actor.parameters(), "obs_mean_ptr", "obs_var_ptr"]
+            pointers += [] if self.discrete else ["log_std_ptr"]
+        pointers += ["action_ptr"] + (["out_of_range_ptr"] if self.given and self.discrete else [])
+        pointers += ["log_prob_ptr"] if self.records else []
+        return [*pointers, *(f"{name}_ptr" for name in ("obs", "reward", "terminated", "truncated", "final_obs"))]
+
+    # ---- before the loop
+
+    def _before(self) -> list[str]:
+        lines = [
+            "env = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
+            "here = env < B",
+            "row = env.to(tl.int64)  # of step t: t * B + env",
+            "key, step = tl.load(key_ptr), tl.load(counter_ptr)",
+            "",
+            *self._load_carry(),
+        ]
+        if self.records:
+            lines += [f"{total} = tl.zeros([BLOCK], tl.float32)" for total in TOTALS]
+        if self.actor is not None:
+            load, _ = normalization(len(self.obs))
+            lines += ["", *self.actor.load(), *load]
+            if not self.discrete:
+                lines += [self._load_log_std(k) for k in range(len(self.action))]
+        return lines
+
+    def _load_log_std(self, k: int) -> str:
+        low, high = LOG_STD_RANGE
+        return f"log_std_{k} = tl.minimum(tl.maximum(tl.load(log_std_ptr + {k}), {low}), {high})"
+
+    def _load_carry(self) -> list[str]:
+        lines = []
+        for name, (shape, dtype) in self.leaves.items():
+            boolean = ".to(tl.int1)" if dtype == BOOL else ""
+            for at, entry in self._places(name, shape):
+                lines.append(f"{entry} = tl.load({name}_ptr + {at}, mask=here, other=0){boolean}")
+        lines.append("elapsed = tl.load(elapsed_ptr + env, mask=here, other=0)")
+        if self.records:
+            return [*lines, "episode_return = tl.load(return_ptr + env, mask=here, other=0.0)"]
+        return [*lines, "done = tl.load(done_ptr + env, mask=here, other=0).to(tl.int1)"]
+
+    def _places(self, name: str, shape: tuple[int, ...]) -> list[tuple[str, str]]:
+        """Where a leaf's entries are, and the variables that hold them."""
+        names = entries(name, shape)
+        return [(f"env * {len(names)} + {i}" if shape else "env", entry) for i, entry in enumerate(names)]
+
+    def _observed(self, names: Names) -> list[str]:
+        writing = Writing(self.observe, {name: name for name in self.state}, names)
+        lines = writing.lines(self.observe.nodes())
+        return ["", *lines, *(f"{entry} = {writing.block(self.observe.outputs[entry])}" for entry in self.obs)]
+
+    # ---- random numbers: an action's, then the step's, then from the next four on those of a reset
+
+    @property
+    def _noise(self) -> list[str]:
+        """The draws that make an action: one uniform, or a pair for every two normals."""
+        if self.given:
+            return []
+        return ["noise"] if self.discrete else [f"pair_{i}" for i in range(2 * -(-len(self.action) // 2))]
+
+    @property
+    def _step_draws(self) -> list[str]:
+        return [*self._noise, *(f"u_{i}" for i in range(self.env.definition.STEP_DRAWS))]
+
+    @property
+    def _reset_draws(self) -> list[str]:
+        return [f"u_{i}" for i in range(self.env.definition.STEP_DRAWS, self.env.draws)]
+
+    def _draw(self) -> list[str]:
+        lines = _uniforms(self._step_draws, 0)
+        if not self.discrete:
+            for i in range(0, len(self._noise), 2):
+                pair = f"{self._noise[i]}, {self._noise[i + 1]}"
+                lines.append(f"normal_{i}, normal_{i + 1} = library.normals({pair})")
+        return lines
+
+    # ---- the action
+
+    def _act(self) -> list[str]:
+        if self.given:
+            return self._given_action()
+        if self.actor is None:
+            return self._random_action()
+        outputs = [f"output_{k}" for k in range(self.actor.sizes[-1])]
+        _, seen = normalization(len(self.obs))
+        lines = [*seen, *self.actor.forward([f"seen_{d}" for d in range(len(self.obs))], outputs)]
+        return lines + (self._categorical(outputs) if self.discrete else self._gaussian(outputs))
+
+    def _categorical(self, logits: list[str]) -> list[str]:
+        """Inverse CDF of one uniform, as Categorical.sample; its log-probability."""
+        lines = [f"top = {logits[0]}", *(f"top = tl.maximum(top, {logit})" for logit in logits[1:])]
+        lines += [f"weight_{k} = tl.exp({logit} - top)" for k, logit in enumerate(logits)]
+        lines += ["total = " + " + ".join(f"weight_{k}" for k in range(len(logits)))]
+        lines += ["action, upto, chosen = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.float32), " + logits[0]]
+        for k in range(len(logits) - 1):
+            lines += [f"upto += weight_{k}", "action += (noise * total >= upto).to(tl.int32)"]
+        lines += [f"chosen = tl.where(action == {k}, {logits[k]}, chosen)" for k in range(1, len(logits))]
+        return [*lines, "log_prob = chosen - top - tl.log(total)"]
+
+    def _gaussian(self, means: list[str]) -> list[str]:
+        lines = ["log_prob = tl.zeros([BLOCK], tl.float32)"]
+        for k, (action, mean) in enumerate(zip(self.action, means)):
+            lines += [
+                f"{action} = {mean} + tl.exp(log_std_{k}) * normal_{k}",
+                f"log_prob += -0.5 * normal_{k} * normal_{k} - log_std_{k} - 0.9189385332046727",
+            ]
+        return lines
+
+    def _random_action(self) -> list[str]:
+        space = self.env.action_space
+        lines = ["log_prob = tl.zeros([BLOCK], tl.float32)"]
+        if self.discrete:
+            return [*lines, f"action = (noise * {int(space.n)}).to(tl.int32)"]
+        half = float((space.high - space.low).max()) / 2
+        return [*lines, *(f"{action} = normal_{k} * {half}" for k, action in enumerate(self.action))]
+
+    def _given_action(self) -> list[str]:
+        lines = [f"{action} = tl.load(action_ptr + {at}, mask=here, other=0)" for at, action in self._rows("action")]
+        if not self.discrete:
+            return lines
+        low = int(self.env.action_space.start)
+        high = low + int(self.env.action_space.n) - 1
+        return [
+            *lines,
+            f"invalid = here & ((action < {low}) | (action > {high}))",
+            "tl.store(out_of_range_ptr + env * 0, True, mask=invalid)",
+            f"action = tl.minimum(tl.maximum(action, {low}), {high}).to(tl.int32)",
+        ]
+
+    def _environment_action(self) -> tuple[list[str], dict[str, str]]:
+        """The policy's action as the environment takes it: clipped into a Box, or counted from a Discrete's `start`."""
+        space = self.env.action_space
+        if self.given:
+            return [], {action: action for action in self.action}
+        if self.discrete:
+            start = int(space.start)
+            return [], {"action": f"(action + {start})" if start else "action"}
+        lines = []
+        for action, low, high in zip(self.action, space.low.flat, space.high.flat):
+            lines.append(
+                f"taken_{action} = library.minimum(library.maximum({action}, {literal(low)}), {literal(high)})"
+            )
+        return lines, {action: f"taken_{action}" for action in self.action}
+
+    def _record_action(self) -> list[str]:
+        if not self.records:
+            return []
+        return [*self._store("action", self.action), "tl.store(log_prob_ptr + row, log_prob, mask=here)"]
+
+    # ---- the step
+
+    def _step(self, names: Names) -> list[str]:
+        """Lines that step the environment, record what came of it, and hand it on."""
+        to_env, taken = self._environment_action()
+        inputs = {name: name for name in (*self.state, "elapsed", "done", *self._step_draws, *self._reset_draws)}
+        program = self.program
+        if self.records:  # what has ended has been reset
+            outputs = {name: node for name, node in program.outputs.items() if name != "next_done"}
+            program = Program(program.inputs, outputs, {name: program.kept[name] for name in outputs})
+        writing = Writing(program, inputs | taken, names)
+        of_resets = _users(program, self._reset_draws)
+        lines = [*to_env, *writing.lines([node for node in program.nodes() if node not in of_resets])]
+        results = {}
+        for name, node in program.outputs.items():
+            results[name] = names.new(f"next_{name.removeprefix('next_')}")
+            lines.append(f"{results[name]} = {writing.block(program.kept[name] if node in of_resets else node)}")
+        if of_resets:
+            lines += self._reset(writing, of_resets, results)
+        return [*lines, "", *self._record(results), "", *self._carry_on(results)]
+
+    def _reset(self, writing: Writing, of_resets: set[Node], results: dict[str, str]) -> list[str]:
+        """Lines that a block runs only if one of its episodes has ended.
+
+        That the numbers carried from step to step come out of a branch matters besides: Triton compares each pair of
+        them, expression by expression, which would take minutes.
+        """
+        condition = f"{results['terminated']} | {results['truncated']}" if self.autoreset == SAME_STEP else "done"
+        program = writing.program
+        lines = [
+            *_uniforms(self._reset_draws, -(-len(self._step_draws) // 4)),
+            *writing.lines([node for node in program.nodes() if node in of_resets]),
+            *(
+                f"{results[name]} = {writing.block(node)}"
+                for name, node in program.outputs.items()
+                if node in of_resets
+            ),
+        ]
+        return [f"if tl.max(({condition}).to(tl.int32), axis=0) > 0:", *(INDENT + line for line in lines)]
+
+    def _record(self, results: dict[str, str]) -> list[str]:
+        lines = [] if self.records else self._store("obs", [results[entry] for entry in self.obs])
+        for name in ("reward", "terminated", "truncated"):
+            lines.append(f"tl.store({name}_ptr + row, {results[name]}, mask=here)")
+        lines += self._store("final_obs", [results[f"final_{entry}"] for entry in self.obs])
+        if self.records:
+            lines += [
+                f"ends = {results['terminated']} | {results['truncated']}",
+                f"episode_return += {results['reward']}",
+                "ended_return += tl.where(ends, episode_return, 0.0)",
+                "ended_length += tl.where(ends, elapsed + 1, 0).to(tl.float32)",
+                "ended += ends.to(tl.float32)",
+                "episode_return = tl.where(ends, 0.0, episode_return)",
+            ]
+        return lines
+
+    def _carry_on(self, results: dict[str, str]) -> list[str]:
+        carried = {name: f"next_{name}" for name in (*self.state, "elapsed")}
+        carried |= {entry: entry for entry in self.obs} if self.records else {"done": "next_done"}
+        return [*(f"{name} = {results[output]}" for name, output in carried.items()), "step += 1", "row += B"]
+
+    # ---- memory
+
+    def _rows(self, name: str) -> list[tuple[str, str]]:
+        """Where the entries of an observation or action of each environment are in step t, and their variables."""
+        names = self.action if name == "action" else self.obs
+        shape = (self.env.action_space if name == "action" else self.env.observation_space).shape
+        return [(f"row * {len(names)} + {i}" if shape else "row", entry) for i, entry in enumerate(names)]
+
+    def _store(self, name: str, values: list[str]) -> list[str]:
+        return [f"tl.store({name}_ptr + {at}, {value}, mask=here)" for (at, _), value in zip(self._rows(name), values)]
+
+    def _after(self) -> list[str]:
+        lines = []
+        for name, (shape, _) in self.leaves.items():
+            lines += [f"tl.store({name}_ptr + {at}, {entry}, mask=here)" for at, entry in self._places(name, shape)]
+        lines.append("tl.store(elapsed_ptr + env, elapsed, mask=here)")
+        if not self.records:
+            return [*lines, "tl.store(done_ptr + env, done, mask=here)"]
+        lines.append("tl.store(return_ptr + env, episode_return, mask=here)")
+        totals = (f"tl.store(totals_ptr + {i} * B + env, {total}, mask=here)" for i, total in enumerate(TOTALS))
+        return [*lines, *totals]
+
+
+def _uniforms(draws: list[str], first_group: int) -> list[str]:
+    """Lines that draw some uniforms, four at a time."""
+    lines = []
+    for group, start in enumerate(range(0, len(draws), 4), first_group):
+        four = [*draws[start : start + 4], "_", "_", "_"][:4]
+        lines.append(f"{', '.join(four)} = library.uniforms(key, env, step, {group})")
+    return lines
+
+
+def _users(program: Program, inputs: list[str]) -> set[Node]:
+    """Nodes that depend on some inputs."""
+    users: set[Node] = set()
+    for node in program.nodes():
+        if (node.op == "input" and node.value in inputs) or any(arg in users for arg in node.args):
+            users.add(node)
+    return users
+
+
+def _identifiers(lines: list[str]) -> set[str]:
+    return set(re.findall(r"[A-Za-z_]\w*", "\n".join(lines)))

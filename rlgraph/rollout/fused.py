@@ -1,0 +1,182 @@
+"""Rollouts in torch by one generated kernel: environments and policy stay on the chip for all T steps.
+
+Shape letters: T steps, B environments, A action entries.
+"""
+
+import contextlib
+import functools
+import itertools
+
+import array_api_compat.torch as xp
+import gymnasium
+import torch
+import triton
+
+from rlgraph.environment import SAME_STEP, Environment
+from rlgraph.errors import UsageError
+from rlgraph.fused import build
+from rlgraph.fused.policy import ACTIVATIONS, Layer, Policy
+from rlgraph.fused.networks import Network, values_kernel
+from rlgraph.fused.rollouts import RolloutWriter
+from rlgraph.rollout import EpisodeTotals, Rollout
+from rlgraph.rollout.torch import empty_rollout, owned
+
+WIDEST = 128  # hidden units: the weights between two layers must fit into the registers of a few warps
+MOST_OUTPUTS = 32  # of an actor; each is a sum of its own
+PROGRAMS_A_PROCESSOR = 16  # of the kernel that values observations
+MOST_ROWS = 64  # of a block, see build.CONFIGS
+
+
+class FusedCollector:
+    """Steps `num_envs` environments with an MLP policy, `num_steps` steps a launch.
+
+    Args:
+        env: the environment: each step an expression of one environment's own numbers.
+        policy: its arrays are read at every launch, so updates in place take effect; None: random actions, uniform
+            integers or normals of half the widest range.
+        num_envs, num_steps: B and T.
+        generator: on the device; every `collect` draws a key from it.
+        precision: of the products between hidden layers, see rlgraph.precision; with "tf32" and "bf16" tanh is the
+            hardware's.
+
+    The random numbers are Philox's of that key, of the environment, and of the number of steps taken so far, which is on
+    the device: every launch draws fresh ones, also in a graph that is launched without torch's doing. See
+    `rlgraph.fused.library.uniforms`.
+
+    The interface is `rlgraph.rollout.torch.Collector`'s: `collect` only launches kernels, on the same addresses in every
+    call, and its results are overwritten by the next.
+
+    Raises:
+        UsageError: the environment (a TraceError, which names the line) or the policy has no form inside a kernel.
+    """
+
+    graph = None  # a larger captured function may hold the launches
+
+    def __init__(
+        self,
+        env: Environment,
+        policy: Policy | None,
+        num_envs: int,
+        num_steps: int,
+        generator: torch.Generator,
+        precision: str,
+    ):
+        build.check_device(generator.device)
+        self.env, self.policy = env, policy
+        self.num_envs, self.num_steps = num_envs, num_steps
+        self.generator, self.device = generator, generator.device
+        values = policy is not None and policy.critic is not None
+        self.rollout = empty_rollout(env, num_steps, num_envs, self.device, values)
+        self._rollout_kernel, self._values_kernel = _kernels(env, _form(env, policy), precision)
+        uniforms = torch.rand(num_envs, env.reset_draws, generator=generator, device=self.device)
+        self.carry = _owned_carry(env.reset(xp, uniforms)[0])
+        self.return_B = torch.zeros(num_envs, device=self.device)
+        self.key = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.counter = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._totals = torch.zeros(3, num_envs, device=self.device)
+        # Many programs fill the card, each with as many steps as it can have: it loads the weights once.
+        programs = PROGRAMS_A_PROCESSOR * _processors(self.device)
+        self._steps_a_program = min(num_steps + 1, -(-(num_steps + 1) * num_envs // (16 * programs)))
+        room = (num_steps + 1) * triton.cdiv(num_envs, MOST_ROWS) * MOST_ROWS if values else 0
+        self._ended = torch.empty(room, dtype=torch.int64, device=self.device)
+
+    def state(self) -> dict:
+        """The tensors that one `collect` leaves to the next, by name."""
+        return {"carry": self.carry, "return_B": self.return_B, "counter": self.counter}
+
+    @torch.no_grad()
+    def collect(self) -> tuple[Rollout, EpisodeTotals]:
+        """Take T steps. Returns the buffers and the totals of the episodes that ended, [] each."""
+        self.key.random_(generator=self.generator)
+        steps, B = self.rollout, self.num_envs
+        arrays = [self.key, self.counter, *self.carry.state, self.carry.elapsed_B, self.return_B, self._totals]
+        arrays += [*self._parameters("actor"), steps.action, steps.log_prob_TB, steps.obs, steps.reward_TB]
+        arrays += [steps.terminated_TB, steps.truncated_TB, steps.final_obs]
+        with _on(self.device):
+            self._rollout_kernel[lambda meta: (triton.cdiv(B, meta["BLOCK"]),)](*arrays, self.num_steps, B)
+            if steps.value_TB is not None:
+                self._values()
+        self.counter += self.num_steps
+        return steps, EpisodeTotals(*self._totals.sum(dim=1).unbind())
+
+    def _values(self) -> None:
+        steps, T, B = self.rollout, self.num_steps, self.num_envs
+        arrays = [steps.obs, steps.final_obs, steps.terminated_TB, steps.truncated_TB, *self._parameters("critic")]
+        arrays += [steps.value_TB, steps.final_value_TB, self._ended]
+
+        def grid(meta):
+            return triton.cdiv(B, meta["BLOCK"]), triton.cdiv(T + 1, self._steps_a_program)
+
+        self._values_kernel[grid](*arrays, T, B, self._steps_a_program)
+
+    def _parameters(self, network: str) -> list[torch.Tensor]:
+        if self.policy is None:
+            return []
+        policy = self.policy
+        arrays = [*itertools.chain(*getattr(policy, network)), policy.obs_mean, policy.obs_var]
+        return arrays if network == "critic" or policy.log_std is None else [*arrays, policy.log_std]
+
+
+def why_not(env: Environment, policy: Policy | None) -> str | None:
+    """Why rollouts of this environment with this policy cannot be fused, in one line; None if they can."""
+    try:
+        RolloutWriter(env, SAME_STEP, _networks(_form(env, policy), "ieee")[0])
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+def _form(env: Environment, policy: Policy | None) -> tuple | None:
+    """What a kernel's text depends on: the sizes of actor and critic, and their activation."""
+    if policy is None:
+        return None
+    if policy.activation not in ACTIVATIONS:
+        raise UsageError(f"a kernel has no activation {policy.activation!r}; it has {', '.join(ACTIVATIONS)}")
+    discrete = isinstance(env.action_space, gymnasium.spaces.Discrete)
+    if discrete != (policy.log_std is None):
+        raise UsageError("a kernel needs logits for a Discrete action space, and means with a log_std for a Box")
+    actor, critic = (_sizes(layers) for layers in (policy.actor, policy.critic or ()))
+    for width in (*actor[1:-1], *critic[1:-1]):
+        if width > WIDEST:
+            raise UsageError(f"a kernel holds hidden layers of up to {WIDEST} units, not {width}; use mode graph")
+    if actor[-1] > MOST_OUTPUTS:
+        raise UsageError(f"a kernel chooses among up to {MOST_OUTPUTS} actions, not {actor[-1]}; use mode graph")
+    return actor, critic, policy.activation
+
+
+def _sizes(layers: tuple[Layer, ...]) -> tuple[int, ...]:
+    return (layers[0].weight.shape[1], *(layer.weight.shape[0] for layer in layers)) if layers else ()
+
+
+def _networks(form: tuple | None, precision: str) -> tuple[Network | None, Network | None]:
+    if form is None:
+        return None, None
+    actor, critic, activation = form
+    return tuple(
+        Network(name, sizes, activation, precision) if sizes else None
+        for name, sizes in (("actor", actor), ("critic", critic))
+    )
+
+
+@functools.cache
+def _kernels(env: Environment, form: tuple | None, precision: str):
+    """The rollout's and the values' kernels (None without a critic), compiled at their first launch."""
+    actor, critic = _networks(form, precision)
+    writer = RolloutWriter(env, SAME_STEP, actor)
+    kernels = [writer.kernel()] + ([values_kernel(env, critic)] if critic else [])
+    module = build.load(f"{env.id}: rollouts in one kernel.", kernels)
+    rollout = build.tuned(module.rollout, writer.carried())
+    return rollout, build.tuned(module.values, []) if critic else None
+
+
+def _owned_carry(carry):
+    return type(carry)(owned(carry.state), *map(owned, carry[1:]))
+
+
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def _on(device: torch.device):
+    """Triton launches on torch's current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
