@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from rlgraph.checkpoint import check_same_layout
+from rlgraph.fused.policy import LOG_STD_RANGE, Layer, Policy
 
 ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "silu": nn.functional.silu}
-LOG_STD_RANGE = (-5.0, 2.0)  # keeps the standard deviation finite and above zero, however long the run
 LAYER_NORM_EPS = 1e-5
 
 
@@ -80,6 +80,7 @@ class ActorCritic(Observer):
         inputs = math.prod(observation_space.shape)
         discrete = isinstance(action_space, gymnasium.spaces.Discrete)
         outputs = int(action_space.n) if discrete else math.prod(action_space.shape)
+        self.activation = activation
         self.actor = MLP([inputs, *hidden, outputs], activation, 0.01, generator)
         self.critic = MLP([inputs, *hidden, 1], activation, 1.0, generator)
         self.distribution = Categorical() if discrete else Gaussian(action_space.shape)
@@ -97,6 +98,15 @@ class ActorCritic(Observer):
     def value(self, obs):
         """[B, *observation shape] -> [B]"""
         return self.critic(self.normalized(obs)).squeeze(-1)
+
+    def for_kernels(self) -> Policy:
+        """What a generated kernel reads: these very weights, so it sees their updates."""
+        actor, critic = (
+            tuple(Layer(layer.weight.detach(), layer.bias.detach()) for layer in network.layers)
+            for network in (self.actor, self.critic)
+        )
+        log_std = self.distribution.log_std.detach() if isinstance(self.distribution, Gaussian) else None
+        return Policy(actor, critic, self.activation, self.obs_mean, self.obs_var, log_std)
 
 
 class Categorical(nn.Module):

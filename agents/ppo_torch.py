@@ -16,6 +16,7 @@ from rlgraph.agents.trainer_torch import Trainer
 from rlgraph.devices import torch_device
 from rlgraph.environment import Environment
 from rlgraph.rollout import Rollout
+from rlgraph.rollout.fused import FusedCollector, why_not
 from rlgraph.rollout.torch import Collector
 
 
@@ -149,15 +150,11 @@ class PPO(Trainer):
         config, device = self.config, self.device
         self.generator = torch.Generator(device).manual_seed(config.seed)
         self.policy = self.build_policy(config, self.env)
-        self.collector = Collector(
-            self.env,
-            self.policy.act,
-            self.policy.value,
-            config.num_envs,
-            config.num_steps,
-            self.generator,
-            collector_mode,
-        )
+        sizes = (config.num_envs, config.num_steps, self.generator)
+        if collector_mode == "fused":
+            self.collector = FusedCollector(self.env, self.policy.for_kernels(), *sizes, config.precision)
+        else:
+            self.collector = Collector(self.env, self.policy.act, self.policy.value, *sizes, collector_mode)
         self.learning_rate = torch.tensor(config.learning_rate, device=device)
         self._loss = self._in_mode(ppo_loss)
         self.optimizer = self._adam(self.policy.parameters(), self.learning_rate, eps=1e-5)
@@ -183,6 +180,12 @@ class PPO(Trainer):
             "reward_count": self.reward_count,
             "reward_return_B": self.reward_return_B,
         }
+
+    @classmethod
+    def why_not_fused(cls, config: PPOConfig, env: Environment) -> str | None:
+        """Why rollouts do not fit into one kernel, in one line; None where they do."""
+        policy = cls.build_policy(config, env)
+        return why_not(env, policy.for_kernels(), policy.obs_mean.device)
 
     @staticmethod
     def build_policy(config: PPOConfig, env: Environment) -> ActorCritic:

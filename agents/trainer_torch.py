@@ -7,6 +7,7 @@ from rlgraph.agents.networks_torch import from_arrays, to_arrays
 from rlgraph.config import TrainConfig
 from rlgraph.devices import torch_device, torch_single_thread
 from rlgraph.environment import Environment
+from rlgraph.errors import UsageError
 from rlgraph.graph.capture import capture, compiled
 from rlgraph.graph.readback import Readback
 from rlgraph.modes import MODES, compiles, resolve
@@ -33,9 +34,10 @@ class Trainer:
         self.config, self.env = config, env
         self.device = torch_device(config.device)
         on_gpu = self.device.type == "cuda"
-        self.mode = resolve("torch", config.mode, on_gpu)
+        self.mode = self._resolve(on_gpu)
         self._compiles = compiles(self.mode, on_gpu)
-        self._create("compile" if self._compiles else "eager")
+        fused = MODES["torch"][self.mode].fused
+        self._create("fused" if fused else "compile" if self._compiles else "eager")
         self.graph, self._run = None, self._iteration
         if MODES["torch"][self.mode].graph:
             with torch_matmul_precision(config.precision):
@@ -53,9 +55,28 @@ class Trainer:
         """In words, how iterations run."""
         if self.graph is None:
             return "compiled, launched step by step" if self.mode == "compile" else "operation by operation"
+        fused = "rollouts in one kernel, " if MODES["torch"][self.mode].fused else ""
         if not self.graph.captured:
-            return f"no CUDA graph on {self.device.type}: operation by operation"
-        return f"one CUDA graph an iteration, replayed {self.graph.replays} times"
+            return f"{fused}no CUDA graph on {self.device.type}: operation by operation"
+        return f"{fused}one CUDA graph an iteration, replayed {self.graph.replays} times"
+
+    def _resolve(self, on_gpu: bool) -> str:
+        """The mode to run: on a GPU "auto" is `fused` where that applies.
+
+        Raises:
+            UsageError: no such mode, or `fused` is asked for and does not apply.
+        """
+        mode = resolve("torch", self.config.mode, on_gpu)
+        if self.config.mode == "auto" and on_gpu:
+            return "fused" if self.why_not_fused(self.config, self.env) is None else mode
+        if MODES["torch"][mode].fused and (reason := self.why_not_fused(self.config, self.env)):
+            raise UsageError(reason)
+        return mode
+
+    @classmethod
+    def why_not_fused(cls, config: TrainConfig, env: Environment) -> str | None:
+        """Why mode `fused` does not apply, in one line; None where it does."""
+        return f"mode fused needs an actor-critic whose actor is an MLP, which {cls.__name__} has not; use mode graph"
 
     def _in_mode(self, fn):
         """A loss, compiled where the mode compiles."""

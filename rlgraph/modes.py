@@ -9,6 +9,7 @@ from rlgraph.errors import unknown
 class Mode:
     compile: bool  # through torch.compile or XLA, against one operation after the other
     graph: bool  # replayed as a CUDA graph (torch) or through XLA's command buffers (jax)
+    fused: bool = False  # rollouts, or a vector environment's steps, in one kernel
 
 
 # What each mode means where there is an NVIDIA GPU. Without one, a torch graph mode runs its function directly
@@ -19,6 +20,7 @@ MODES = {
         "compile": Mode(compile=True, graph=False),
         "graph-uncompiled": Mode(compile=False, graph=True),
         "graph": Mode(compile=True, graph=True),
+        "fused": Mode(compile=True, graph=True, fused=True),
     },
     "jax": {
         "eager": Mode(compile=False, graph=False),
@@ -31,7 +33,8 @@ MODES = {
 def resolve(backend: str, mode: str, on_gpu: bool) -> str:
     """The name of the mode to run: "auto" is `graph` on a GPU, else `eager` (torch) or `jit` (jax).
 
-    On a CPU torch's eager mode is the default because compiling takes longer than most runs there.
+    On a CPU torch's eager mode is the default because compiling takes longer than most runs there. Where `fused` applies
+    depends on environment and policy too, so whoever has them decides on it: see `rlgraph.rollout.fused.why_not`.
 
     Raises:
         UsageError: the backend has no such mode.

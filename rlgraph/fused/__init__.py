@@ -1,0 +1,1 @@
+"""Kernels generated from environments: see `trace` for how one is read, `rollouts` for how a kernel is written."""

@@ -10,8 +10,6 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
-import triton
-from triton import knobs
 
 from rlgraph.errors import UsageError
 from rlgraph.fused.text import Kernel
@@ -28,25 +26,30 @@ from rlgraph.fused import library
 
 
 '''
-# Environments a program, and warps. Loads are few and early: fetching ahead (stages) would only add to the loop.
-CONFIGS = tuple(
-    triton.Config({"BLOCK": block}, num_warps=warps, num_stages=1)
-    for block, warps in ((16, 1), (16, 2), (16, 4), (32, 1), (32, 2), (32, 4))
-)
+# Environments a program, and warps.
+CONFIGS = ((16, 1), (16, 2), (16, 4), (32, 1), (64, 4), (128, 4))
 
 
 def interpreted() -> bool:
     """Whether Triton runs kernels in Python, on the CPU (TRITON_INTERPRET=1): slow, and meant for tests."""
+    from triton import knobs
+
     return bool(knobs.runtime.interpret)
 
 
 def check_device(device: torch.device) -> None:
     """Raises UsageError where kernels cannot run."""
+    if importlib.util.find_spec("triton") is None:
+        raise UsageError("mode fused needs the package triton, which torch for NVIDIA GPUs brings; use another mode")
     if device.type != "cuda" and not interpreted():
         raise UsageError(
-            "mode fused needs an NVIDIA GPU; on a CPU take another mode, or set TRITON_INTERPRET=1 to run its kernels "
-            "in Python, which is slow"
+            "mode fused needs an NVIDIA GPU; use another mode (TRITON_INTERPRET=1 runs it slowly, in Python)"
         )
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
 
 
 def cache_folder() -> Path:
@@ -87,10 +90,17 @@ def load(title: str, kernels: list[Kernel]) -> ModuleType:
 def tuned(kernel, written: list[str]) -> Callable:
     """A kernel that chooses block and warps by timing CONFIGS once for each B, and remembers the choice on disk.
 
+    Blocks differ in the order of some sums, so results differ by rounding from one choice to another: a run repeats
+    itself bit for bit as long as Triton's cache keeps the choice.
+
     Args:
         kernel: takes a constant BLOCK.
         written: names of the pointers to what it reads and writes: put back after each trial.
     """
+    import triton
+
     if interpreted():
         return triton.autotune([triton.Config({"BLOCK": 16})], key=["B"])(kernel)
-    return triton.autotune(list(CONFIGS), key=["B"], restore_value=written, cache_results=True)(kernel)
+    # Loads are few and early: to fetch ahead, in stages, would only add to the loop.
+    configs = [triton.Config({"BLOCK": block}, num_warps=warps, num_stages=1) for block, warps in CONFIGS]
+    return triton.autotune(configs, key=["B"], restore_value=written, cache_results=True)(kernel)

@@ -1,6 +1,5 @@
 """Networks inside a kernel, and the kernel that values a rollout's observations."""
 
-import itertools
 from dataclasses import dataclass
 
 from rlgraph.environment import Environment
@@ -15,12 +14,21 @@ def rounded_up(width: int) -> int:
 
 @dataclass(frozen=True)
 class Network:
-    """An MLP's form: `sizes` (inputs, hidden widths, outputs), `activation`, `precision` of its products."""
+    """An MLP's form: `sizes` (inputs, hidden widths, outputs), `activation`, `precision` of its products.
+
+    `relative`: outputs are differences from the first one, which is left out; logits need no more.
+    """
 
     name: str
     sizes: tuple[int, ...]
     activation: str
     precision: str
+    relative: bool = False
+
+    @property
+    def outputs(self) -> range:
+        """The outputs that are computed."""
+        return range(int(self.relative), self.sizes[-1])
 
     def parameters(self) -> list[str]:
         """Names of its pointers, a weight and a bias for each layer."""
@@ -28,58 +36,68 @@ class Network:
 
     def load(self) -> list[str]:
         """Lines before the loop: weights into registers, the hidden layers padded with zeros, which pass as zeros."""
+        last = len(self.sizes) - 2
         lines = []
-        for i, (n, m) in enumerate(itertools.pairwise(self.sizes)):
-            w, b = f"{self.name}_w{i}", f"{self.name}_b{i}"
-            last, units = i == len(self.sizes) - 2, self._units(i)
-            if not last:
-                lines += [f"{self._units(i + 1)} = tl.arange(0, {rounded_up(m)})"]
-            if last:
-                lines += [f"{b}_{k} = tl.load({b}_ptr + {k})" for k in range(m)]
+        for i in range(last):
+            lines += self._load_vector(f"b{i}", self._units(i + 1), self.sizes[i + 1], "", new=True)
+            lines += self._load_first() if i == 0 else self._load_matrix(i)
+        return lines + self._load_last(last)
+
+    def _load_vector(self, name: str, units: str, size: int, at: str, new: bool = False) -> list[str]:
+        lines = [f"{units} = tl.arange(0, {rounded_up(size)})"] if new else []
+        pointer = f"{self.name}_{name.split('_')[0]}_ptr"
+        return [*lines, f"{self.name}_{name} = tl.load({pointer} + {at}{units}, mask={units} < {size}, other=0.0)"]
+
+    def _load_first(self) -> list[str]:
+        """The first layer's weights by input: its product is a sum of a few outer ones."""
+        n, m, units = self.sizes[0], self.sizes[1], self._units(1)
+        pointer = f"{self.name}_w0_ptr"
+        return [
+            f"{self.name}_w0_{d} = tl.load({pointer} + {units} * {n} + {d}, mask={units} < {m}, other=0.0)"
+            for d in range(n)
+        ]
+
+    def _load_matrix(self, i: int) -> list[str]:
+        n, m, ins, outs = self.sizes[i], self.sizes[i + 1], self._units(i), self._units(i + 1)
+        return [
+            f"{self.name}_w{i} = tl.load(",
+            f"{INDENT}{self.name}_w{i}_ptr + {outs}[None, :] * {n} + {ins}[:, None],",
+            f"{INDENT}mask=({outs}[None, :] < {m}) & ({ins}[:, None] < {n}),",
+            f"{INDENT}other=0.0,",
+            ")" + (".to(tl.bfloat16)" if self.precision == "bf16" else ""),
+        ]
+
+    def _load_last(self, i: int) -> list[str]:
+        """The last layer's weights by output: each output is a sum along a row."""
+        n, w, b = self.sizes[i], f"{self.name}_w{i}", f"{self.name}_b{i}"
+        lines = []
+        for k in range(self.sizes[-1]):
+            lines.append(f"{b}_{k} = tl.load({b}_ptr + {k})")
+            if i == 0:
+                lines += [f"{w}_{k}_{d} = tl.load({w}_ptr + {k * n + d})" for d in range(n)]
             else:
-                lines += [f"{b} = tl.load({b}_ptr + {self._units(i + 1)}, mask={self._units(i + 1)} < {m}, other=0.0)"]
-            if i == 0 and last:
-                lines += [f"{w}_{k}_{d} = tl.load({w}_ptr + {k * n + d})" for k in range(m) for d in range(n)]
-            elif i == 0:
-                out = self._units(1)
-                lines += [
-                    f"{w}_{d} = tl.load({w}_ptr + {out} * {n} + {d}, mask={out} < {m}, other=0.0)" for d in range(n)
-                ]
-            elif last:
-                lines += [
-                    f"{w}_{k} = tl.load({w}_ptr + {k * n} + {units}, mask={units} < {n}, other=0.0)" for k in range(m)
-                ]
-            else:
-                out = self._units(i + 1)
-                lines += [
-                    f"{w} = tl.load(",
-                    f"    {w}_ptr + {out}[None, :] * {n} + {units}[:, None],",
-                    f"    mask=({out}[None, :] < {m}) & ({units}[:, None] < {n}),",
-                    "    other=0.0,",
-                    ")" + (".to(tl.bfloat16)" if self.precision == "bf16" else ""),
-                ]
+                lines += self._load_vector(f"w{i}_{k}", self._units(i), n, f"{k * n} + ")
+        if self.relative:
+            for k in self.outputs:
+                names = [f"{w}_{{}}_{d}" for d in range(n)] if i == 0 else [f"{w}_{{}}"]
+                lines += [f"{name.format(k)} -= {name.format(0)}" for name in [*names, f"{b}_{{}}"]]
         return lines
 
     def forward(self, inputs: list[str], results: list[str]) -> list[str]:
-        """Lines that compute the outputs [BLOCK] each, into `results`, from normalised observations [BLOCK] each."""
-        layers = len(self.sizes) - 1
-        if layers == 1:
-            return [
-                f"{result} = "
-                + " + ".join(f"{x} * {self.name}_w0_{k}_{d}" for d, x in enumerate(inputs))
-                + f" + {self.name}_b0_{k}"
-                for k, result in enumerate(results)
-            ]
+        """Lines that compute the `outputs` [BLOCK] each, into `results`, from normalised observations [BLOCK] each."""
+        last, w = len(self.sizes) - 2, f"{self.name}_w"
+        if last == 0:
+            sums = (" + ".join(f"{x} * {w}0_{k}_{d}" for d, x in enumerate(inputs)) for k in self.outputs)
+            return [f"{result} = {s} + {self.name}_b0_{k}" for k, result, s in zip(self.outputs, results, sums)]
         h = f"{self.name}_h"
-        lines = [f"{h} = {self.name}_b0[None, :] + {inputs[0]}[:, None] * {self.name}_w0_0[None, :]"]
-        lines += [f"{h} += {x}[:, None] * {self.name}_w0_{d}[None, :]" for d, x in enumerate(inputs[1:], 1)]
-        for i in range(1, layers - 1):
+        lines = [f"{h} = {self.name}_b0[None, :] + {inputs[0]}[:, None] * {w}0_0[None, :]"]
+        lines += [f"{h} += {x}[:, None] * {w}0_{d}[None, :]" for d, x in enumerate(inputs[1:], 1)]
+        for i in range(1, last):
             lines += [f"{h} = {self._activated(h)}", f"{h} = {self._product(h, i)} + {self.name}_b{i}[None, :]"]
         lines += [f"{h} = {self._activated(h)}"]
-        last = layers - 1
         return lines + [
-            f"{result} = tl.sum({h} * {self.name}_w{last}_{k}[None, :], axis=1) + {self.name}_b{last}_{k}"
-            for k, result in enumerate(results)
+            f"{result} = tl.sum({h} * {w}{last}_{k}[None, :], axis=1) + {self.name}_b{last}_{k}"
+            for k, result in zip(self.outputs, results)
         ]
 
     def _units(self, layer: int) -> str:

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 Array = Any
 ACTIVATIONS = ("tanh", "relu", "silu")
+LOG_STD_RANGE = (-5.0, 2.0)  # keeps the standard deviation finite and above zero, however long the run
 
 
 class Layer(NamedTuple):

@@ -7,15 +7,15 @@ import re
 
 import gymnasium
 
-from rlgraph.environment import SAME_STEP, Environment
+from rlgraph.environment import Environment
 from rlgraph.fused.expressions import Names, Writing, literal
 from rlgraph.fused.networks import Network, normalization
+from rlgraph.fused.policy import LOG_STD_RANGE
 from rlgraph.fused.text import INDENT, Kernel, Text
 from rlgraph.fused.trace import BOOL, Node, Program, entries, leaves, trace_observe, trace_step
 
 TOTALS = ("ended_return", "ended_length", "ended")
 OWN_NAMES = ("T", "B", "BLOCK", "ends", "done", *TOTALS)  # of the loop, besides those that its lines show
-LOG_STD_RANGE = (-5.0, 2.0)  # networks_torch's
 
 
 class RolloutWriter:
@@ -117,7 +117,7 @@ class RolloutWriter:
         lines = writing.lines(self.observe.nodes())
         return ["", *lines, *(f"{entry} = {writing.block(self.observe.outputs[entry])}" for entry in self.obs)]
 
-    # ---- random numbers: an action's, then the step's, then from the next four on those of a reset
+    # ---- random numbers: an action's, then the step's, then those of a reset
 
     @property
     def _noise(self) -> list[str]:
@@ -126,16 +126,14 @@ class RolloutWriter:
             return []
         return ["noise"] if self.discrete else [f"pair_{i}" for i in range(2 * -(-len(self.action) // 2))]
 
-    @property
-    def _step_draws(self) -> list[str]:
-        return [*self._noise, *(f"u_{i}" for i in range(self.env.definition.STEP_DRAWS))]
-
-    @property
-    def _reset_draws(self) -> list[str]:
-        return [f"u_{i}" for i in range(self.env.definition.STEP_DRAWS, self.env.draws)]
+    def _draws(self) -> list[str]:
+        return [*self._noise, *(f"u_{i}" for i in range(self.env.draws))]
 
     def _draw(self) -> list[str]:
-        lines = _uniforms(self._step_draws, 0)
+        lines, draws = [], self._draws()
+        for group, start in enumerate(range(0, len(draws), 5)):
+            five = [*draws[start : start + 5], *"____"][:5]
+            lines.append(f"{', '.join(five)} = library.uniforms(key, env, step, {group})")
         if not self.discrete:
             for i in range(0, len(self._noise), 2):
                 pair = f"{self._noise[i]}, {self._noise[i + 1]}"
@@ -149,21 +147,26 @@ class RolloutWriter:
             return self._given_action()
         if self.actor is None:
             return self._random_action()
-        outputs = [f"output_{k}" for k in range(self.actor.sizes[-1])]
+        outputs = [f"output_{k}" for k in self.actor.outputs]
         _, seen = normalization(len(self.obs))
         lines = [*seen, *self.actor.forward([f"seen_{d}" for d in range(len(self.obs))], outputs)]
         return lines + (self._categorical(outputs) if self.discrete else self._gaussian(outputs))
 
     def _categorical(self, logits: list[str]) -> list[str]:
-        """Inverse CDF of one uniform, as Categorical.sample; its log-probability."""
-        lines = [f"top = {logits[0]}", *(f"top = tl.maximum(top, {logit})" for logit in logits[1:])]
-        lines += [f"weight_{k} = tl.exp({logit} - top)" for k, logit in enumerate(logits)]
-        lines += ["total = " + " + ".join(f"weight_{k}" for k in range(len(logits)))]
-        lines += ["action, upto, chosen = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.float32), " + logits[0]]
-        for k in range(len(logits) - 1):
+        """Inverse CDF of one uniform, as Categorical.sample, and the log-probability; logits are relative to the first."""
+        lines = ["top = tl.zeros([BLOCK], tl.float32)", *(f"top = tl.maximum(top, {logit})" for logit in logits)]
+        lines += ["weight_0 = tl.exp(-top)"]
+        lines += [f"weight_{k} = tl.exp({logit} - top)" for k, logit in enumerate(logits, 1)]
+        lines += ["total = " + " + ".join(f"weight_{k}" for k in range(len(logits) + 1))]
+        lines += [
+            f"{name} = tl.zeros([BLOCK], tl.{dtype})" for name, dtype in (("action", "int32"), ("upto", "float32"))
+        ]
+        for k in range(len(logits)):
             lines += [f"upto += weight_{k}", "action += (noise * total >= upto).to(tl.int32)"]
-        lines += [f"chosen = tl.where(action == {k}, {logits[k]}, chosen)" for k in range(1, len(logits))]
-        return [*lines, "log_prob = chosen - top - tl.log(total)"]
+        lines += ["chosen = tl.zeros([BLOCK], tl.float32)"]
+        lines += [f"chosen = tl.where(action == {k}, {logit}, chosen)" for k, logit in enumerate(logits, 1)]
+        log = "tl.log" if self.actor.precision == "ieee" else "library.fast_log"
+        return [*lines, f"log_prob = chosen - top - {log}(total)"]
 
     def _gaussian(self, means: list[str]) -> list[str]:
         lines = ["log_prob = tl.zeros([BLOCK], tl.float32)"]
@@ -220,13 +223,13 @@ class RolloutWriter:
     def _step(self, names: Names) -> list[str]:
         """Lines that step the environment, record what came of it, and hand it on."""
         to_env, taken = self._environment_action()
-        inputs = {name: name for name in (*self.state, "elapsed", "done", *self._step_draws, *self._reset_draws)}
+        inputs = {name: name for name in (*self.state, "elapsed", "done", *self._draws())}
         program = self.program
         if self.records:  # what has ended has been reset
             outputs = {name: node for name, node in program.outputs.items() if name != "next_done"}
             program = Program(program.inputs, outputs, {name: program.kept[name] for name in outputs})
         writing = Writing(program, inputs | taken, names)
-        of_resets = _users(program, self._reset_draws)
+        of_resets = _users(program, [f"u_{i}" for i in range(self.env.definition.STEP_DRAWS, self.env.draws)])
         lines = [*to_env, *writing.lines([node for node in program.nodes() if node not in of_resets])]
         results = {}
         for name, node in program.outputs.items():
@@ -237,23 +240,16 @@ class RolloutWriter:
         return [*lines, "", *self._record(results), "", *self._carry_on(results)]
 
     def _reset(self, writing: Writing, of_resets: set[Node], results: dict[str, str]) -> list[str]:
-        """Lines that a block runs only if one of its episodes has ended.
+        """Lines that start the next episode where one has ended.
 
-        That the numbers carried from step to step come out of a branch matters besides: Triton compares each pair of
-        them, expression by expression, which would take minutes.
+        The branch is always taken, and gone from the machine code. It hides from Triton how the numbers that go from
+        step to step come about: it compares every pair of them, expression by expression, for minutes.
         """
-        condition = f"{results['terminated']} | {results['truncated']}" if self.autoreset == SAME_STEP else "done"
         program = writing.program
-        lines = [
-            *_uniforms(self._reset_draws, -(-len(self._step_draws) // 4)),
-            *writing.lines([node for node in program.nodes() if node in of_resets]),
-            *(
-                f"{results[name]} = {writing.block(node)}"
-                for name, node in program.outputs.items()
-                if node in of_resets
-            ),
-        ]
-        return [f"if tl.max(({condition}).to(tl.int32), axis=0) > 0:", *(INDENT + line for line in lines)]
+        lines = writing.lines([node for node in program.nodes() if node in of_resets])
+        for name, node in program.outputs.items():
+            lines += [f"{results[name]} = {writing.block(node)}"] if node in of_resets else []
+        return ["if T > 0:", *(INDENT + line for line in lines)]
 
     def _record(self, results: dict[str, str]) -> list[str]:
         lines = [] if self.records else self._store("obs", [results[entry] for entry in self.obs])
@@ -285,7 +281,16 @@ class RolloutWriter:
         return [(f"row * {len(names)} + {i}" if shape else "row", entry) for i, entry in enumerate(names)]
 
     def _store(self, name: str, values: list[str]) -> list[str]:
-        return [f"tl.store({name}_ptr + {at}, {value}, mask=here)" for (at, _), value in zip(self._rows(name), values)]
+        """Lines that store the entries of an observation or action: four, or two, at once where they lie side by side."""
+        rows, lines = self._rows(name), []
+        width = next(width for width in (4, 2, 1) if len(values) % width == 0)
+        for start in range(0, len(values), width):
+            (at, _), some = rows[start], values[start : start + width]
+            if width == 1:
+                lines.append(f"tl.store({name}_ptr + {at}, {some[0]}, mask=here)")
+            else:
+                lines.append(f"library.store{width}({name}_ptr + {at}, {', '.join(some)}, here)")
+        return lines
 
     def _after(self) -> list[str]:
         lines = []
@@ -297,15 +302,6 @@ class RolloutWriter:
         lines.append("tl.store(return_ptr + env, episode_return, mask=here)")
         totals = (f"tl.store(totals_ptr + {i} * B + env, {total}, mask=here)" for i, total in enumerate(TOTALS))
         return [*lines, *totals]
-
-
-def _uniforms(draws: list[str], first_group: int) -> list[str]:
-    """Lines that draw some uniforms, four at a time."""
-    lines = []
-    for group, start in enumerate(range(0, len(draws), 4), first_group):
-        four = [*draws[start : start + 4], "_", "_", "_"][:4]
-        lines.append(f"{', '.join(four)} = library.uniforms(key, env, step, {group})")
-    return lines
 
 
 def _users(program: Program, inputs: list[str]) -> set[Node]:

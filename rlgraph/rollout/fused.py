@@ -10,21 +10,20 @@ import itertools
 import array_api_compat.torch as xp
 import gymnasium
 import torch
-import triton
 
 from rlgraph.environment import SAME_STEP, Environment
 from rlgraph.errors import UsageError
 from rlgraph.fused import build
-from rlgraph.fused.policy import ACTIVATIONS, Layer, Policy
 from rlgraph.fused.networks import Network, values_kernel
+from rlgraph.fused.policy import ACTIVATIONS, Layer, Policy
 from rlgraph.fused.rollouts import RolloutWriter
 from rlgraph.rollout import EpisodeTotals, Rollout
-from rlgraph.rollout.torch import empty_rollout, owned
+from rlgraph.rollout.torch import copy_into, empty_rollout, owned
 
 WIDEST = 128  # hidden units: the weights between two layers must fit into the registers of a few warps
 MOST_OUTPUTS = 32  # of an actor; each is a sum of its own
 PROGRAMS_A_PROCESSOR = 16  # of the kernel that values observations
-MOST_ROWS = 64  # of a block, see build.CONFIGS
+MOST_ROWS = 128  # of a block, see build.CONFIGS
 
 
 class FusedCollector:
@@ -77,12 +76,18 @@ class FusedCollector:
         # Many programs fill the card, each with as many steps as it can have: it loads the weights once.
         programs = PROGRAMS_A_PROCESSOR * _processors(self.device)
         self._steps_a_program = min(num_steps + 1, -(-(num_steps + 1) * num_envs // (16 * programs)))
-        room = (num_steps + 1) * triton.cdiv(num_envs, MOST_ROWS) * MOST_ROWS if values else 0
+        room = (num_steps + 1) * build.cdiv(num_envs, MOST_ROWS) * MOST_ROWS if values else 0
         self._ended = torch.empty(room, dtype=torch.int64, device=self.device)
 
     def state(self) -> dict:
         """The tensors that one `collect` leaves to the next, by name."""
         return {"carry": self.carry, "return_B": self.return_B, "counter": self.counter}
+
+    def reset(self) -> None:
+        """Start new episodes everywhere, in place: safe for a captured `collect`."""
+        uniforms = torch.rand(self.num_envs, self.env.reset_draws, generator=self.generator, device=self.device)
+        copy_into(self.carry, self.env.reset(xp, uniforms)[0])
+        self.return_B.zero_()
 
     @torch.no_grad()
     def collect(self) -> tuple[Rollout, EpisodeTotals]:
@@ -93,7 +98,7 @@ class FusedCollector:
         arrays += [*self._parameters("actor"), steps.action, steps.log_prob_TB, steps.obs, steps.reward_TB]
         arrays += [steps.terminated_TB, steps.truncated_TB, steps.final_obs]
         with _on(self.device):
-            self._rollout_kernel[lambda meta: (triton.cdiv(B, meta["BLOCK"]),)](*arrays, self.num_steps, B)
+            self._rollout_kernel[lambda meta: (build.cdiv(B, meta["BLOCK"]),)](*arrays, self.num_steps, B)
             if steps.value_TB is not None:
                 self._values()
         self.counter += self.num_steps
@@ -105,7 +110,7 @@ class FusedCollector:
         arrays += [steps.value_TB, steps.final_value_TB, self._ended]
 
         def grid(meta):
-            return triton.cdiv(B, meta["BLOCK"]), triton.cdiv(T + 1, self._steps_a_program)
+            return build.cdiv(B, meta["BLOCK"]), build.cdiv(T + 1, self._steps_a_program)
 
         self._values_kernel[grid](*arrays, T, B, self._steps_a_program)
 
@@ -117,10 +122,11 @@ class FusedCollector:
         return arrays if network == "critic" or policy.log_std is None else [*arrays, policy.log_std]
 
 
-def why_not(env: Environment, policy: Policy | None) -> str | None:
+def why_not(env: Environment, policy: Policy | None, device: torch.device) -> str | None:
     """Why rollouts of this environment with this policy cannot be fused, in one line; None if they can."""
     try:
-        RolloutWriter(env, SAME_STEP, _networks(_form(env, policy), "ieee")[0])
+        build.check_device(device)
+        RolloutWriter(env, SAME_STEP, _networks(env, _form(env, policy), "ieee")[0])
     except UsageError as error:
         return str(error)
     return None
@@ -148,20 +154,21 @@ def _sizes(layers: tuple[Layer, ...]) -> tuple[int, ...]:
     return (layers[0].weight.shape[1], *(layer.weight.shape[0] for layer in layers)) if layers else ()
 
 
-def _networks(form: tuple | None, precision: str) -> tuple[Network | None, Network | None]:
+def _networks(env: Environment, form: tuple | None, precision: str) -> tuple[Network | None, Network | None]:
     if form is None:
         return None, None
     actor, critic, activation = form
-    return tuple(
-        Network(name, sizes, activation, precision) if sizes else None
-        for name, sizes in (("actor", actor), ("critic", critic))
+    discrete = isinstance(env.action_space, gymnasium.spaces.Discrete)
+    return (
+        Network("actor", actor, activation, precision, relative=discrete),
+        Network("critic", critic, activation, precision) if critic else None,
     )
 
 
 @functools.cache
 def _kernels(env: Environment, form: tuple | None, precision: str):
     """The rollout's and the values' kernels (None without a critic), compiled at their first launch."""
-    actor, critic = _networks(form, precision)
+    actor, critic = _networks(env, form, precision)
     writer = RolloutWriter(env, SAME_STEP, actor)
     kernels = [writer.kernel()] + ([values_kernel(env, critic)] if critic else [])
     module = build.load(f"{env.id}: rollouts in one kernel.", kernels)

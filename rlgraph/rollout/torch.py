@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import array_api_compat.torch as xp
 import gymnasium
-import numpy as np
 import torch
 
 from rlgraph.environment import SAME_STEP, Environment
@@ -71,7 +70,7 @@ class Collector:
     def reset(self) -> None:
         """Start new episodes everywhere, in place: safe for a captured `collect`."""
         carry, obs = self.env.reset(xp, self._uniform(self.num_envs, self.env.reset_draws))
-        _copy_into(self.carry, carry)
+        copy_into(self.carry, carry)
         self.obs.copy_(obs)
         self.return_B.zero_()
 
@@ -113,7 +112,7 @@ class Collector:
         for total_B, amount_B in zip(self.totals, (return_B, length_B, 1)):
             total_B.add_(done_B * amount_B)
         self.return_B.copy_(return_B * ~done_B)
-        _copy_into(self.carry, step.carry)
+        copy_into(self.carry, step.carry)
         self.obs.copy_(step.obs)
 
     def _uniform(self, *shape):
@@ -127,19 +126,14 @@ def empty_rollout(env: Environment, num_steps: int, num_envs: int, device: torch
     """Buffers of T steps of B environments, zeros; without `values` those of a critic are None."""
     T, B, space = num_steps, num_envs, env.observation_space
     box = isinstance(env.action_space, gymnasium.spaces.Box)
-    obs, final_obs = (
-        torch.zeros((T, B, *space.shape), dtype=_torch_type(space.dtype), device=device) for _ in range(2)
-    )
+    obs_type = torch.from_numpy(np.zeros(1, space.dtype)).dtype
+    obs, final_obs = (torch.zeros((T, B, *space.shape), dtype=obs_type, device=device) for _ in range(2))
     log_prob, value, reward, final_value = (torch.zeros(T, B, device=device) for _ in range(4))
     terminated, truncated = (torch.zeros(T, B, dtype=torch.bool, device=device) for _ in range(2))
     action_type = torch.float32 if box else torch.int64
     action = torch.zeros((T, B, *env.action_space.shape), dtype=action_type, device=device)
     rollout = Rollout(obs, action, log_prob, value, reward, terminated, truncated, final_obs, final_value)
     return rollout if values else rollout._replace(value_TB=None, final_value_TB=None)
-
-
-def _torch_type(dtype: np.dtype) -> torch.dtype:
-    return torch.from_numpy(np.zeros(1, dtype)).dtype
 
 
 def in_parts(value: Callable, obs: torch.Tensor) -> torch.Tensor:
@@ -195,9 +189,9 @@ def owned(value):
     return value.clone(memory_format=torch.contiguous_format)
 
 
-def _copy_into(old, new) -> None:
+def copy_into(old, new) -> None:
     if isinstance(old, tuple):
         for o, n in zip(old, new):
-            _copy_into(o, n)
+            copy_into(o, n)
     else:
         old.copy_(new)
