@@ -33,8 +33,8 @@ MODES = {
 def resolve(backend: str, mode: str, on_gpu: bool) -> str:
     """The name of the mode to run: "auto" is `graph` on a GPU, else `eager` (torch) or `jit` (jax).
 
-    On a CPU torch's eager mode is the default because compiling takes longer than most runs there. Where `fused` applies
-    depends on environment and policy too, so whoever has them decides on it: see `rlgraph.rollout.fused.why_not`.
+    On a CPU torch's eager mode is the default because compiling takes longer than most runs there. Whether `fused`
+    applies depends on environment and policy too: who has them decides on it, see `rlgraph.rollout.fused.why_not`.
 
     Raises:
         UsageError: the backend has no such mode.

@@ -42,9 +42,7 @@ def check_device(device: torch.device) -> None:
     if importlib.util.find_spec("triton") is None:
         raise UsageError("mode fused needs the package triton, which torch for NVIDIA GPUs brings; use another mode")
     if device.type != "cuda" and not interpreted():
-        raise UsageError(
-            "mode fused needs an NVIDIA GPU; use another mode (TRITON_INTERPRET=1 runs it slowly, in Python)"
-        )
+        raise UsageError("mode fused needs an NVIDIA GPU; use another (or set TRITON_INTERPRET=1: slow, in Python)")
 
 
 def cdiv(a: int, b: int) -> int:

@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def uniforms(key, env, step, group):
-    """Five blocks of uniforms in [0, 1) for each group: Philox 4x32-10 (Salmon et al., 2011) of env and step under a key.
+    """Five blocks of uniforms in [0, 1) a group: Philox 4x32-10 (Salmon et al., 2011) of env and step under a key.
 
     Four are the upper 24 bits of its words, all that a float32 below 1 can tell apart; their last 8 make the fifth.
     """

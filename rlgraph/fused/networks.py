@@ -141,7 +141,7 @@ def values_kernel(env: Environment, critic: Network) -> Kernel:
     text.add(
         1,
         [
-            '"""Values of a block of environments at some of the steps; `ended_ptr` is room for a row number a step."""',
+            '"""Values of a block of environments at some steps; `ended_ptr` is room for a row number each."""',
             "env = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
             "here = env < B",
             *critic.load(),

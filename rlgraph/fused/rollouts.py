@@ -153,7 +153,7 @@ class RolloutWriter:
         return lines + (self._categorical(outputs) if self.discrete else self._gaussian(outputs))
 
     def _categorical(self, logits: list[str]) -> list[str]:
-        """Inverse CDF of one uniform, as Categorical.sample, and the log-probability; logits are relative to the first."""
+        """Inverse CDF of one uniform, as Categorical.sample, and its log-probability; logits less the first."""
         lines = ["top = tl.zeros([BLOCK], tl.float32)", *(f"top = tl.maximum(top, {logit})" for logit in logits)]
         lines += ["weight_0 = tl.exp(-top)"]
         lines += [f"weight_{k} = tl.exp({logit} - top)" for k, logit in enumerate(logits, 1)]
@@ -281,7 +281,7 @@ class RolloutWriter:
         return [(f"row * {len(names)} + {i}" if shape else "row", entry) for i, entry in enumerate(names)]
 
     def _store(self, name: str, values: list[str]) -> list[str]:
-        """Lines that store the entries of an observation or action: four, or two, at once where they lie side by side."""
+        """Lines that store an observation or action: entries side by side, four or two at once if that comes out."""
         rows, lines = self._rows(name), []
         width = next(width for width in (4, 2, 1) if len(values) % width == 0)
         for start in range(0, len(values), width):

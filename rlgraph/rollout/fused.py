@@ -38,12 +38,12 @@ class FusedCollector:
         precision: of the products between hidden layers, see rlgraph.precision; with "tf32" and "bf16" tanh is the
             hardware's.
 
-    The random numbers are Philox's of that key, of the environment, and of the number of steps taken so far, which is on
-    the device: every launch draws fresh ones, also in a graph that is launched without torch's doing. See
+    The random numbers are Philox's of that key, of the environment, and of the number of steps taken so far, which is
+    on the device: every launch draws fresh ones, also in a graph that is launched without torch's doing. See
     `rlgraph.fused.library.uniforms`.
 
-    The interface is `rlgraph.rollout.torch.Collector`'s: `collect` only launches kernels, on the same addresses in every
-    call, and its results are overwritten by the next.
+    The interface is `rlgraph.rollout.torch.Collector`'s: `collect` only launches kernels, on the same addresses in
+    every call, and its results are overwritten by the next.
 
     Raises:
         UsageError: the environment (a TraceError, which names the line) or the policy has no form inside a kernel.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import array_api_compat.torch as xp
 import gymnasium
+import numpy as np
 import torch
 
 from rlgraph.environment import SAME_STEP, Environment
