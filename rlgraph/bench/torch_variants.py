@@ -6,11 +6,13 @@ import gymnasium
 import torch
 
 from rlgraph.agents.ppo_torch import PPO
-from rlgraph.bench.variants import COMPARED_STEPS, Prepared, Workload, means, training_outcome, variant
+from rlgraph.bench.variants import COMPARED_STEPS, Prepared, Skipped, Workload, means, training_outcome, variant
 from rlgraph.environment import Environment
-from rlgraph.graph.capture import Graph
+from rlgraph.errors import UsageError
+from rlgraph.graph.capture import Graph, capture
 from rlgraph.modes import MODES, Mode
 from rlgraph.precision import torch_matmul_precision
+from rlgraph.rollout.fused import FusedCollector
 from rlgraph.rollout.torch import Collector
 from rlgraph.train import trainer_class
 
@@ -18,12 +20,17 @@ REFERENCE = "torch-eager"
 
 
 def _register(mode_name: str, mode: Mode) -> None:
-    name = "+".join(part for part, on in (("compile", mode.compile), ("graph", mode.graph)) if on) or "eager"
-    name = f"torch-{name}"
+    parts = "+".join(part for part, on in (("compile", mode.compile), ("graph", mode.graph)) if on) or "eager"
+    name = f"torch-{'fused' if mode.fused else parts}"
+    reference = None if name == REFERENCE else REFERENCE
 
-    @variant(name, "torch", reference=None if name == REFERENCE else REFERENCE, gpu_only=mode.graph)
+    # A fused rollout draws its own numbers, so it is compared in distribution.
+    @variant(name, "torch", reference, same_draws=not mode.fused, gpu_only=mode.graph)
     def prepare(work: Workload) -> Prepared:
-        return _training(work, mode_name) if work.column == "train" else _rollout(work, mode_name)
+        try:
+            return _training(work, mode_name) if work.column == "train" else _rollout(work, mode_name)
+        except UsageError as reason:  # what a mode does not apply to
+            raise Skipped(str(reason)) from reason
 
 
 for _name, _mode in MODES["torch"].items():
@@ -34,20 +41,27 @@ def _rollout(work: Workload, mode: str) -> Prepared:
     env, config = work.environment(), work.config("torch", mode)
     policy = PPO.build_policy(config, env)
     generator = torch.Generator(policy.obs_mean.device).manual_seed(work.seed)
-    act, value = (policy.act, policy.value) if work.column == "policy" else random_policy(env)
+    sizes = work.num_envs, work.num_steps, generator
     with torch_matmul_precision(work.precision):
-        collector = Collector(env, act, value, work.num_envs, work.num_steps, generator, mode)
+        if MODES["torch"][mode].fused:
+            described = policy.for_kernels() if work.column == "policy" else None
+            collector = FusedCollector(env, described, *sizes, work.precision)
+            graph = capture(collector.collect, state=collector.state(), generators=[generator])
+            collect = graph.replay
+        else:
+            act, value = (policy.act, policy.value) if work.column == "policy" else random_policy(env)
+            collector = Collector(env, act, value, *sizes, mode)
+            graph, collect = collector.graph, collector.collect
 
     def run():
         with torch_matmul_precision(work.precision):
-            collector.collect()
+            collect()
 
     def outcome() -> dict:
         r = collector.rollout
         obs, reward, done = (x.numpy(force=True) for x in (r.obs, r.reward_TB, r.terminated_TB | r.truncated_TB))
         return {"obs": obs[:COMPARED_STEPS].copy(), "means": means(obs, reward, done)}
 
-    graph = collector.graph
     return Prepared(
         timer(run, collector.device),
         outcome,

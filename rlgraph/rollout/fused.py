@@ -11,14 +11,14 @@ import array_api_compat.torch as xp
 import gymnasium
 import torch
 
-from rlgraph.environment import SAME_STEP, Environment
+from rlgraph.environment import SAME_STEP, Carry, Environment
 from rlgraph.errors import UsageError
 from rlgraph.fused import build
 from rlgraph.fused.networks import Network, values_kernel
 from rlgraph.fused.policy import ACTIVATIONS, Layer, Policy
 from rlgraph.fused.rollouts import RolloutWriter
 from rlgraph.rollout import EpisodeTotals, Rollout
-from rlgraph.rollout.torch import copy_into, empty_rollout, owned
+from rlgraph.rollout.torch import copy_into, empty_rollout, owned, torch_type
 
 WIDEST = 128  # hidden units: the weights between two layers must fit into the registers of a few warps
 MOST_OUTPUTS = 32  # of an actor; each is a sum of its own
@@ -49,8 +49,6 @@ class FusedCollector:
         UsageError: the environment (a TraceError, which names the line) or the policy has no form inside a kernel.
     """
 
-    graph = None  # a larger captured function may hold the launches
-
     def __init__(
         self,
         env: Environment,
@@ -66,6 +64,7 @@ class FusedCollector:
         self.generator, self.device = generator, generator.device
         values = policy is not None and policy.critic is not None
         self.rollout = empty_rollout(env, num_steps, num_envs, self.device, values)
+        precision = precision if self.device.type == "cuda" else "ieee"  # as everywhere, see rlgraph.precision
         self._rollout_kernel, self._values_kernel = _kernels(env, _form(env, policy), precision)
         uniforms = torch.rand(num_envs, env.reset_draws, generator=generator, device=self.device)
         self.carry = _owned_carry(env.reset(xp, uniforms)[0])
@@ -122,6 +121,59 @@ class FusedCollector:
         return arrays if network == "critic" or policy.log_std is None else [*arrays, policy.log_std]
 
 
+class FusedSteps:
+    """Steps environments by actions that come from outside, K steps a launch.
+
+    Args:
+        env: the environment.
+        carry: of all environments, on the device; updated in place.
+        out_of_range: [] bool on the device, set where a Discrete action is not one; the nearest is taken.
+        generator: on the device; every `take` draws a key from it.
+        autoreset: as for `Environment.step`.
+
+    Raises:
+        UsageError: the environment has no form inside a kernel (a TraceError, which names the line).
+    """
+
+    def __init__(self, env: Environment, carry: Carry, out_of_range, generator: torch.Generator, autoreset: str):
+        build.check_device(generator.device)
+        self.env, self.carry, self.out_of_range, self.generator = env, carry, out_of_range, generator
+        self.device = generator.device
+        self._discrete = isinstance(env.action_space, gymnasium.spaces.Discrete)
+        self._kernel = _steps_kernel(env, autoreset)
+        self.key = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.counter = torch.zeros(1, dtype=torch.int64, device=self.device)
+
+    @torch.no_grad()
+    def take(self, actions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Take K steps.
+
+        Args:
+            actions: [K, B] int64 (Discrete) or [K, B, *action shape] float32 (Box).
+
+        Returns:
+            obs and final_obs [K, B, *observation shape], reward, terminated and truncated [K, B], in the order of
+            `Step`: new tensors.
+        """
+        K, B = actions.shape[:2]
+        results = self._empty(K, B)
+        self.key.random_(generator=self.generator)
+        arrays = [self.key, self.counter, *self.carry.state, self.carry.elapsed_B, self.carry.done_B]
+        arrays += [actions.contiguous(), *([self.out_of_range] if self._discrete else []), *results]
+        with _on(self.device):
+            self._kernel[lambda meta: (build.cdiv(B, meta["BLOCK"]),)](*arrays, K, B)
+        self.counter += K
+        return results
+
+    def _empty(self, K: int, B: int) -> tuple[torch.Tensor, ...]:
+        space = self.env.observation_space
+        like = torch_type(space.dtype)
+        obs, final_obs = (torch.empty((K, B, *space.shape), dtype=like, device=self.device) for _ in range(2))
+        reward = torch.empty(K, B, device=self.device)
+        terminated, truncated = (torch.empty(K, B, dtype=torch.bool, device=self.device) for _ in range(2))
+        return obs, reward, terminated, truncated, final_obs
+
+
 def why_not(env: Environment, policy: Policy | None, device: torch.device) -> str | None:
     """Why rollouts of this environment with this policy cannot be fused, in one line; None if they can."""
     try:
@@ -174,6 +226,13 @@ def _kernels(env: Environment, form: tuple | None, precision: str):
     module = build.load(f"{env.id}: rollouts in one kernel.", kernels)
     rollout = build.tuned(module.rollout, writer.carried())
     return rollout, build.tuned(module.values, []) if critic else None
+
+
+@functools.cache
+def _steps_kernel(env: Environment, autoreset: str):
+    writer = RolloutWriter(env, autoreset, None, given=True)
+    module = build.load(f"{env.id}: steps by given actions in one kernel.", [writer.kernel()])
+    return build.tuned(module.rollout, writer.carried())
 
 
 def _owned_carry(carry):

@@ -127,14 +127,18 @@ def empty_rollout(env: Environment, num_steps: int, num_envs: int, device: torch
     """Buffers of T steps of B environments, zeros; without `values` those of a critic are None."""
     T, B, space = num_steps, num_envs, env.observation_space
     box = isinstance(env.action_space, gymnasium.spaces.Box)
-    obs_type = torch.from_numpy(np.zeros(1, space.dtype)).dtype
-    obs, final_obs = (torch.zeros((T, B, *space.shape), dtype=obs_type, device=device) for _ in range(2))
+    obs, final_obs = (torch.zeros((T, B, *space.shape), dtype=torch_type(space.dtype), device=device) for _ in range(2))
     log_prob, value, reward, final_value = (torch.zeros(T, B, device=device) for _ in range(4))
     terminated, truncated = (torch.zeros(T, B, dtype=torch.bool, device=device) for _ in range(2))
     action_type = torch.float32 if box else torch.int64
     action = torch.zeros((T, B, *env.action_space.shape), dtype=action_type, device=device)
     rollout = Rollout(obs, action, log_prob, value, reward, terminated, truncated, final_obs, final_value)
     return rollout if values else rollout._replace(value_TB=None, final_value_TB=None)
+
+
+def torch_type(dtype: np.dtype) -> torch.dtype:
+    """torch's name for a numpy dtype."""
+    return torch.from_numpy(np.zeros(1, dtype)).dtype
 
 
 def in_parts(value: Callable, obs: torch.Tensor) -> torch.Tensor:

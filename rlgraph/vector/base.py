@@ -147,6 +147,36 @@ class VectorEnv(gymnasium.vector.VectorEnv):
             infos = self._final_infos(self._given_away(final_obs), terminated_B | truncated_B)
         return obs, reward_B, terminated_B, truncated_B, infos
 
+    def steps(self, actions: Array) -> tuple[Array, Array, Array, Array, dict]:
+        """Take K steps by K actions that are known beforehand: one launch in mode "fused", a loop in every other.
+
+        Args:
+            actions: [K, B] integers or [K, B, *single_action_space.shape] numbers, otherwise as for `step`.
+
+        Returns:
+            As K calls of `step`, stacked: obs [K, B, *single_observation_space.shape], reward, terminated and truncated
+            [K, B]. infos are empty but for SAME_STEP: "final_obs" [K, B, ...], where each step led to, and its mask
+            "_final_obs" [K, B], with every output.
+
+        Raises:
+            As `step`; UsageError with AutoresetMode.DISABLED, which needs the caller between steps.
+        """
+        self._require_open("steps")
+        if self.autoreset_mode.value == DISABLED:
+            raise UsageError("steps() cannot reset between its steps: use step() with AutoresetMode.DISABLED")
+        if not self._started:
+            raise ResetNeeded("steps() before the first reset(): call reset() first")
+        actions = self._valid_actions(actions, several=True)
+        *results, final_obs = self._advance_several(actions)
+        if self.output == "numpy" or self._unverified >= STEPS_BETWEEN_CHECKS:
+            self._read_flag()
+        given = self._to_host if self.output == "numpy" else lambda array: array
+        obs, reward_KB, terminated_KB, truncated_KB = map(given, results)
+        infos = {}
+        if self.autoreset_mode.value == SAME_STEP:
+            infos = {"final_obs": given(final_obs), "_final_obs": terminated_KB | truncated_KB}
+        return obs, reward_KB, terminated_KB, truncated_KB, infos
+
     def close_extras(self, **kwargs) -> None:
         """Release the device memory. ValueError if an earlier action was out of range, see the class."""
         self.closed = True  # also when the flag raises
@@ -184,10 +214,15 @@ class VectorEnv(gymnasium.vector.VectorEnv):
             raise ValueError("options['reset_mask'] must hold at least one True")
         return mask_B
 
-    def _valid_actions(self, actions: Array) -> Array:
-        """The actions on the device: [B] integers or [B, *action shape] float32."""
+    def _valid_actions(self, actions: Array, several: bool = False) -> Array:
+        """The actions on the device: [B] integers or [B, *action shape] float32, or `several` steps' of them."""
         expected = (self.num_envs, *self.single_action_space.shape)
         array = self._as_array(actions, expected)
+        if several:
+            K = array.shape[0] if array.ndim else 0
+            if K < 1:
+                raise ValueError(f"actions of several steps must have shape [K, {str(list(expected))[1:]} with K >= 1")
+            expected = (K, *expected)
         if tuple(array.shape) != expected:
             raise ValueError(f"actions must have shape {list(expected)}, got {list(array.shape)}")
         kind = self._kind(array)
@@ -250,6 +285,15 @@ class VectorEnv(gymnasium.vector.VectorEnv):
 
     def _advance(self, actions: Array) -> tuple[Array, ...]:
         """One step. Returns obs, reward, terminated, truncated and final_obs, valid until the next call."""
+        raise NotImplementedError
+
+    def _advance_several(self, actions: Array) -> tuple[Array, ...]:
+        """The same for each of the first axis, stacked: new arrays."""
+        steps = [tuple(map(self._keepable, self._advance(action))) for action in actions]
+        return tuple(self._stack(arrays) for arrays in zip(*steps))
+
+    def _stack(self, arrays: list[Array]) -> Array:
+        """Arrays of one shape, along a new first axis."""
         raise NotImplementedError
 
     def _own_array(self, array: Array) -> Array:

@@ -68,6 +68,9 @@ class JaxVectorEnv(base.VectorEnv):
     def _keepable(self, array):
         return array
 
+    def _stack(self, arrays):
+        return jnp.stack(arrays)
+
     def _take_flag(self):
         flag = bool(self._out_of_range)
         self._out_of_range = self._out_of_range & False

@@ -28,12 +28,14 @@ class TorchVectorEnv(base.VectorEnv):
         # Contiguous copies: a definition may return views of one tensor, which cannot be updated one by one.
         self._carry = tree_map(lambda t: t.clone(memory_format=torch.contiguous_format), carry)
         self._out_of_range = torch.zeros((), dtype=torch.bool, device=self.device)
-        self._graph = None
+        self._graph = self._steps = None
         self._run = self._prepare()
 
     def _prepare(self) -> Callable:
         """The step as the mode runs it: actions -> results, with carry and flag updated in place."""
         chosen = modes.MODES["torch"][self.mode]
+        if chosen.fused:
+            return self._prepare_fused()
         update, draws = self._update, self.env.draws
         if modes.compiles(self.mode, on_gpu=self.device.type == "cuda"):
             update = compiled(update)
@@ -44,11 +46,28 @@ class TorchVectorEnv(base.VectorEnv):
 
         if not chosen.graph:
             return vector_step
-        shape = (self.num_envs, *self.single_action_space.shape)
-        example = self._to_device(np.full(shape, self._low if self._discrete else 0.0))
+        example = self._to_device(self._some_actions())
         state = (self._carry, self._out_of_range)
         self._graph = capture(vector_step, example, state=state, generators=[self._generator])
         return self._graph.replay
+
+    def _prepare_fused(self) -> Callable:
+        """The same by one kernel, which also takes several steps in a launch."""
+        from rlgraph.rollout.fused import FusedSteps
+
+        autoreset = self.autoreset_mode.value
+        self._steps = FusedSteps(self.env, self._carry, self._out_of_range, self._generator, autoreset)
+        example = self._to_device(self._some_actions())
+        state = (self._carry, self._out_of_range, self._steps.counter)
+
+        def vector_step(actions):
+            return tuple(result[0] for result in self._steps.take(actions[None]))
+
+        self._graph = capture(vector_step, example, state=state, generators=[self._generator])
+        return self._graph.replay
+
+    def _some_actions(self) -> np.ndarray:
+        return np.full((self.num_envs, *self.single_action_space.shape), self._low if self._discrete else 0.0)
 
     def _update(self, actions, u_BN):
         if self._discrete:
@@ -64,6 +83,14 @@ class TorchVectorEnv(base.VectorEnv):
 
     def _advance(self, actions):
         return self._run(actions)
+
+    def _advance_several(self, actions):
+        if self._steps is None:
+            return super()._advance_several(actions)
+        return self._steps.take(actions)
+
+    def _stack(self, arrays):
+        return torch.stack(arrays)
 
     @torch.no_grad()
     def _start(self, env, mask_B):
@@ -109,4 +136,4 @@ class TorchVectorEnv(base.VectorEnv):
     def _release(self):
         if self._graph is not None:
             self._graph.reset()
-        self._carry = self._out_of_range = self._graph = self._run = None
+        self._carry = self._out_of_range = self._graph = self._steps = self._run = None
