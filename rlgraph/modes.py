@@ -9,10 +9,11 @@ from rlgraph.errors import unknown
 class Mode:
     compile: bool  # through torch.compile or XLA, against one operation after the other
     graph: bool  # replayed as a CUDA graph (torch) or through XLA's command buffers (jax)
+    fused: bool = False  # rollouts in one kernel
 
 
 # What each mode means where there is an NVIDIA GPU. Without one, a torch graph mode runs its function directly
-# (see rlgraph.graph.capture) and jax's `graph` is `jit`.
+# (see rlgraph.graph.capture) and jax's `graph` is `jit`; `fused` interprets its kernel, for tests.
 MODES = {
     "torch": {
         "eager": Mode(compile=False, graph=False),
@@ -24,6 +25,7 @@ MODES = {
         "eager": Mode(compile=False, graph=False),
         "jit": Mode(compile=True, graph=False),
         "graph": Mode(compile=True, graph=True),
+        "fused": Mode(compile=True, graph=True, fused=True),
     },
 }
 
