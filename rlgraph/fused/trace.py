@@ -548,7 +548,8 @@ class _lines_of:  # noqa: N801 - a context manager
     """While a definition is traced: names of its variables go to their nodes, and errors get their line."""
 
     def __init__(self, env: Environment, tracer: Tracer):
-        self.env, self.file = env, env.definition.__file__
+        module = env.definition if isinstance(env.definition, ModuleType) else sys.modules[env.definition.__module__]
+        self.env, self.file = env, module.__file__
 
     def __enter__(self):
         self.before = sys.getprofile()

@@ -157,8 +157,7 @@ class _Weights(NamedTuple):
     """The actor's, widths padded by zeros, which every activation leaves zeros."""
 
     obs_mean: Any  # [D]
-    obs_scale: Any  # [D]
-    first: Any  # [D, width] of the first layer, hidden or not
+    first: Any  # [D, width] of the first layer, hidden or not, over the observations' standard deviation
     between: tuple[Any, ...]  # [width, width], of the hidden layers after the first
     biases: tuple[Any, ...]  # [width], of all hidden layers
     heads: Any  # [A, width] of the last layer; None if it is the first
@@ -221,13 +220,13 @@ def _padded_shape(layer: Layer) -> tuple[int, int]:
 
 def _weights(policy: Policy) -> _Weights:
     *hidden, last = policy.actor
-    first, heads = last.weight.T, None
+    first = policy.actor[0].weight.T / jnp.sqrt(policy.obs_var + 1e-8)[:, None]
+    heads = None
     if hidden:
-        first, heads = _to_shape(hidden[0].weight.T), _to_shape(last.weight)
+        first, heads = _to_shape(first), _to_shape(last.weight)
     between = tuple(_to_shape(layer.weight, _padded_shape(layer)).T for layer in hidden[1:])
     biases = tuple(_to_shape(layer.bias) for layer in hidden)
-    scale = 1 / jnp.sqrt(policy.obs_var + 1e-8)
-    return _Weights(policy.obs_mean, scale, first, between, biases, heads, last.bias, policy.log_std)
+    return _Weights(policy.obs_mean, first, between, biases, heads, last.bias, policy.log_std)
 
 
 def _to_shape(x: jax.Array, shape: tuple[int, ...] | None = None) -> jax.Array:
@@ -383,7 +382,6 @@ def _loaded(weights: _Weights) -> _Weights:
 
     return _Weights(
         rows(weights.obs_mean),
-        rows(weights.obs_scale),
         rows(weights.first) if weights.biases else numbers(weights.first),
         tuple(ref[...] for ref in weights.between),
         tuple(ref[...] for ref in weights.biases),
@@ -395,8 +393,7 @@ def _loaded(weights: _Weights) -> _Weights:
 
 def _actor(plan: _Plan, weights: _Weights, obs: list) -> list:
     """A outputs [K] from D observation entries [K]."""
-    moments = zip(obs, weights.obs_mean, weights.obs_scale)
-    x = [(entry.astype(jnp.float32) - mean) * scale for entry, mean, scale in moments]
+    x = [entry.astype(jnp.float32) - mean for entry, mean in zip(obs, weights.obs_mean)]
     if not weights.biases:
         return [
             bias + sum(entry * row[a] for entry, row in zip(x, weights.first))
@@ -449,5 +446,5 @@ def _environment_action(space: gymnasium.Space, action: list) -> list:
     """As `rlgraph.rollout.jax.environment_action`."""
     if isinstance(space, gymnasium.spaces.Discrete):
         return [action[0] + int(space.start)]
-    bounds = zip(space.low.reshape(-1), space.high.reshape(-1))
+    bounds = zip(space.low.reshape(-1).tolist(), space.high.reshape(-1).tolist())
     return [jnp.minimum(jnp.maximum(x, low), high) for x, (low, high) in zip(action, bounds)]
