@@ -164,7 +164,7 @@ def test_the_kernel_gives_what_the_scan_gives_of_other_types_and_shapes():
 def test_the_kernel_has_a_form_in_triton(id, precision):
     """Without a GPU: each operation is written out as Triton's, though not compiled."""
     env = rlgraph.make(id)
-    policy, collector, key = random_policy(env, (64, 64), "silu"), begin(env, 32), jax.random.key(0)
+    policy, collector, key = random_policy(env, (64, 64), "tanh"), begin(env, 32), jax.random.key(0)
     gpu = jax.sharding.AbstractDevice("NVIDIA H200", 132, "gpu")
     collect = jax.jit(lambda p, c, key: fused_jax.collect(env, p.for_kernels(), c, 8, key, precision))
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("x",), abstract_device=gpu)):
