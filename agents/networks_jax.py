@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlgraph.checkpoint import check_same_layout
+from rlgraph.fused.policy import Layer, Policy
 
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu}
 LOG_STD_RANGE = (-5.0, 2.0)  # keeps the standard deviation finite and above zero, however long the run
@@ -122,6 +123,13 @@ class ActorCritic(Observer):
     def value(self, obs):
         """[B, *observation shape] -> [B]"""
         return self.critic(self.normalized(obs)).squeeze(-1)
+
+    def for_kernels(self) -> Policy:
+        """The same policy, as kernels take it."""
+        actor, critic = (tuple(Layer(x.weight, x.bias) for x in mlp.layers) for mlp in (self.actor, self.critic))
+        activation = next(name for name, function in ACTIVATIONS.items() if function is self.actor.activation)
+        log_std = self.distribution._log_std() if isinstance(self.distribution, Gaussian) else None
+        return Policy(actor, critic, activation, self.obs_mean, self.obs_var, log_std)
 
 
 class Categorical(eqx.Module):

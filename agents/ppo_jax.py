@@ -18,7 +18,7 @@ from rlgraph.agents.returns_jax import discounted_returns, gae
 from rlgraph.agents.trainer_jax import Trainer
 from rlgraph.devices import jax_device
 from rlgraph.environment import Environment
-from rlgraph.rollout import Rollout
+from rlgraph.rollout import Rollout, fused_jax
 from rlgraph.rollout.jax import Collector, collect, start
 
 
@@ -93,9 +93,13 @@ class PPO(Trainer):
     `iterate()` runs one iteration and returns at once on a GPU: read its metrics after launching the next one.
     """
 
+    fuses = True
+
     def __init__(self, config: PPOConfig, env: Environment):
         self.optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam(eps=1e-5))
         super().__init__(config, env)
+        if self.fused:
+            fused_jax.check(env, self.policy.for_kernels())
 
     # ---- the iteration
 
@@ -103,9 +107,7 @@ class PPO(Trainer):
         """Collect, advantages, update. Returns the new state and METRICS' vector."""
         config, policy = self.config, state.policy
         key, collect_key, order_key = jax.random.split(state.key, 3)
-        collector, rollout, episodes = collect(
-            self.env, policy.act, policy.value, state.collector, config.num_steps, collect_key, self.unroll
-        )
+        collector, rollout, episodes = self._collect(policy, state.collector, collect_key)
         state, batch = self._advantages(state, rollout)
         learning_rate = jnp.float32(config.learning_rate)
         if config.anneal_lr:
@@ -126,6 +128,14 @@ class PPO(Trainer):
             state = self._merge_obs(state, rollout.obs)
         means, updates = metrics_U7[:, :6].mean(axis=0), metrics_U7[:, 6].sum()
         return state, jnp.stack([*means, learning_rate, updates, *episodes])
+
+    def _collect(self, policy: ActorCritic, collector: Collector, key: jax.Array):
+        config, env = self.config, self.env
+        if self.fused:
+            interpret = self.device.platform != "gpu"
+            kernels = policy.for_kernels()
+            return fused_jax.collect(env, kernels, collector, config.num_steps, key, config.precision, interpret)
+        return collect(env, policy.act, policy.value, collector, config.num_steps, key, self.unroll)
 
     def _advantages(self, state: TrainState, rollout: Rollout) -> tuple[TrainState, Batch]:
         config = self.config

@@ -10,6 +10,7 @@ from rlgraph.agents.networks_jax import from_arrays, to_arrays
 from rlgraph.config import TrainConfig
 from rlgraph.devices import jax_device
 from rlgraph.environment import Environment
+from rlgraph.errors import UsageError
 from rlgraph.graph.xla import Readback, prepare
 from rlgraph.modes import MODES, resolve
 from rlgraph.precision import jax_matmul_precision
@@ -33,11 +34,16 @@ class Trainer:
     `iterate()` runs one iteration and returns at once on a GPU: read its metrics after launching the next one.
     """
 
+    fuses = False  # whether the agent has a mode that runs rollouts in one kernel
+
     def __init__(self, config: TrainConfig, env: Environment):
         self.config, self.env = config, env
         self.device = jax_device(config.device)
         on_gpu = self.device.platform == "gpu"
         self.mode = resolve("jax", config.mode, on_gpu)
+        self.fused = MODES["jax"][self.mode].fused
+        if self.fused and not self.fuses:
+            raise UsageError(f"mode fused needs an MLP actor-critic: agent ppo, not {type(self).__name__.lower()}")
         self.unroll = GPU_UNROLL if on_gpu and MODES["jax"][self.mode].graph else 1
         with jax.default_device(self.device):
             state = self._create()
@@ -56,9 +62,12 @@ class Trainer:
         chosen = MODES["jax"][self.mode]
         if not chosen.compile:
             return "operation by operation"
+        if self.fused and self.device.platform != "gpu":
+            return "one XLA program an iteration, the rollout's kernel interpreted: slow, for tests"
         if self.device.platform != "gpu":
             return "one XLA program an iteration (a CPU has no command buffers)"
-        return f"one XLA program an iteration, command buffers {'on' if chosen.graph else 'off'}"
+        rollout = ", rollouts in one kernel" if self.fused else ""
+        return f"one XLA program an iteration, command buffers {'on' if chosen.graph else 'off'}{rollout}"
 
     # ---- checkpoints
 

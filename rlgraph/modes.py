@@ -13,7 +13,7 @@ class Mode:
 
 
 # What each mode means where there is an NVIDIA GPU. Without one, a torch graph mode runs its function directly
-# (see rlgraph.graph.capture) and jax's `graph` is `jit`.
+# (see rlgraph.graph.capture) and jax's `graph` is `jit`; `fused` interprets its kernel, for tests.
 MODES = {
     "torch": {
         "eager": Mode(compile=False, graph=False),
@@ -26,6 +26,7 @@ MODES = {
         "eager": Mode(compile=False, graph=False),
         "jit": Mode(compile=True, graph=False),
         "graph": Mode(compile=True, graph=True),
+        "fused": Mode(compile=True, graph=True, fused=True),
     },
 }
 

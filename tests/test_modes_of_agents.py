@@ -17,6 +17,7 @@ from rlgraph.agents.ppo import PPOConfig
 from rlgraph.agents.pqn import PQNConfig
 from rlgraph.agents.sac import SACConfig
 from rlgraph.environment import build
+from rlgraph.train import trainer_class
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -59,6 +60,8 @@ def test_jit_is_close_to_operation_by_operation(name):
     jit, graph, eager = (one_iteration(name, mode) for mode in ("jit", "graph", "eager"))
     assert_close_after_one_iteration(jit, eager, ATOL.get(name, 2e-4))
     assert_same_run(jit, graph)  # a CPU has no command buffers: the same program
+    if trainer_class(name, "jax").fuses:
+        assert_close_after_one_iteration(one_iteration(name, "fused"), jit)
 
 
 @pytest.mark.gpu
@@ -69,3 +72,5 @@ def test_modes_are_close_on_a_gpu(name):
     )
     assert_close_after_one_iteration(graph, jit, ATOL.get(name, 2e-4))
     assert_close_after_one_iteration(eager, jit, ATOL.get(name, 2e-4))
+    if trainer_class(name, "jax").fuses:
+        assert_close_after_one_iteration(one_iteration(name, "fused", device="cuda", precision="ieee"), jit)

@@ -1,5 +1,8 @@
-"""JAX: operation by operation, one compiled step a call, and scans with command buffers off, on, and unrolled."""
+"""JAX: operation by operation, one compiled step a call, scans with command buffers off, on, and unrolled, and rollouts
+in one kernel.
+"""
 
+import math
 import tempfile
 import time
 from pathlib import Path
@@ -9,14 +12,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlgraph.agents.networks_jax import ActorCritic
 from rlgraph.agents.ppo_jax import PPO
 from rlgraph.agents.trainer_jax import GPU_UNROLL
-from rlgraph.bench.variants import COMPARED_STEPS, Prepared, Workload, means, training_outcome, variant
+from rlgraph.bench.variants import COMPARED_STEPS, Prepared, Skipped, Workload, means, training_outcome, variant
 from rlgraph.devices import jax_device
 from rlgraph.environment import Environment
+from rlgraph.fused.policy import Layer, Policy
 from rlgraph.graph.xla import prepare
+from rlgraph.modes import MODES
 from rlgraph.precision import jax_matmul_precision
-from rlgraph.rollout import Rollout
+from rlgraph.rollout import Rollout, fused_jax
 from rlgraph.rollout.jax import collect, start
 from rlgraph.train import trainer_class
 
@@ -27,6 +33,8 @@ def _register(name: str, mode: str, unroll: int = 1, gpu_only: bool = False) -> 
     @variant(name, "jax", reference=None if name == REFERENCE else REFERENCE, gpu_only=gpu_only)
     def build(work: Workload) -> Prepared:
         if work.column == "train":
+            if MODES["jax"][mode].fused and work.agent != "ppo":
+                raise Skipped(f"trains by PPO only, not by {work.agent}")
             agent = trainer_class(work.agent, "jax")(work.training_config("jax", mode), work.environment())
             agent.unroll = unroll
             for _ in range(getattr(agent.config, "random_iterations", 0)):  # in which it would not learn
@@ -43,6 +51,7 @@ _register("jax-eager", "eager")
 _register("jax-scan-no-graph", "jit")
 _register("jax-scan", "graph", gpu_only=True)
 _register(f"jax-scan-unroll{GPU_UNROLL}", "graph", GPU_UNROLL, gpu_only=True)
+_register("jax-fused", "fused", gpu_only=True)
 
 
 @variant("jax-jit", "jax", reference=REFERENCE, same_draws=False, columns=("env", "policy"))
@@ -57,13 +66,15 @@ def _rollout(work: Workload, mode: str, steps_a_call: int, unroll: int) -> Prepa
     with jax.default_device(device):
         policy_key, start_key, key = jax.random.split(jax.random.key(work.seed), 3)
         policy = PPO.build_policy(config, env, policy_key)
-        act, value = (policy.act, policy.value) if work.column == "policy" else random_policy(env)
+        acting = policy if work.column == "policy" else None
         state = jax.tree.map(jnp.copy, (start(env, work.num_envs, start_key), key))
+
+    take_steps = _fused(env, acting, work) if MODES["jax"][mode].fused else _scanned(env, acting, unroll)
 
     def some_steps(state, num_steps):
         collector, key = state
         key, use = jax.random.split(key)
-        collector, rollout, totals = collect(env, act, value, collector, num_steps, use, unroll)
+        collector, rollout, totals = take_steps(collector, num_steps, use)
         return (collector, key), rollout, totals
 
     call = prepare(some_steps, mode, donate_argnums=(0,), static_argnums=(1,), device=device)
@@ -77,6 +88,23 @@ def _rollout(work: Workload, mode: str, steps_a_call: int, unroll: int) -> Prepa
         return rollouts
 
     return repeated(work, run, _rollout_outcome, held, divisible=mode == "eager" or steps_a_call == 1)
+
+
+def _scanned(env: Environment, policy: ActorCritic | None, unroll: int):
+    """(collector, number of steps, key) -> what `collect` gives; without a policy, of random actions."""
+    act, value = random_policy(env) if policy is None else (policy.act, policy.value)
+    return lambda collector, num_steps, key: collect(env, act, value, collector, num_steps, key, unroll)
+
+
+def _fused(env: Environment, policy: ActorCritic | None, work: Workload):
+    """The same, in one kernel."""
+    kernels = _random_mlp(env) if policy is None else policy.for_kernels()
+    interpret = jax_device(work.device).platform != "gpu"
+
+    def take_steps(collector, num_steps, key):
+        return fused_jax.collect(env, kernels, collector, num_steps, key, work.precision, interpret)
+
+    return take_steps
 
 
 def _rollout_outcome(rollouts: list[Rollout]) -> dict:
@@ -97,6 +125,16 @@ def random_policy(env: Environment):
         return lambda obs, u: ((u * n).astype(jnp.int32), jnp.zeros_like(u)), value
     half = float((space.high - space.low).max()) / 2
     return lambda obs, noise: (noise * half, noise.reshape(len(noise), -1).sum(1) * 0), value
+
+
+def _random_mlp(env: Environment) -> Policy:
+    """What acts as `random_policy`: one layer of zeros, and no critic."""
+    space, inputs = env.action_space, math.prod(env.observation_space.shape)
+    discrete = isinstance(space, gymnasium.spaces.Discrete)
+    outputs = int(space.n) if discrete else math.prod(space.shape)
+    layer = Layer(jnp.zeros((outputs, inputs), jnp.float32), jnp.zeros(outputs, jnp.float32))
+    log_std = None if discrete else jnp.full(outputs, math.log(float((space.high - space.low).max()) / 2), jnp.float32)
+    return Policy((layer,), None, "tanh", jnp.zeros(inputs, jnp.float32), jnp.ones(inputs, jnp.float32), log_std)
 
 
 def repeated(work: Workload, run, read, held=None, divisible: bool = False) -> Prepared:

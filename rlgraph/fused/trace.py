@@ -111,15 +111,21 @@ COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 FLOAT_ONLY = ("div", "floor", "ceil", "sqrt", "exp", "log", "sin", "cos", "tanh")
 
 
-def evaluate(program: Program, xp: ModuleType, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The program's outputs by name, for arrays of one shape (or numbers) given by name."""
+def evaluate(
+    program: Program, xp: ModuleType, inputs: dict[str, Any], constant: Callable[[Any, np.dtype], Any] | None = None
+) -> dict[str, Any]:
+    """The program's outputs by name, for arrays of one shape (or numbers) given by name.
+
+    `constant`, (value, dtype) -> what stands for it, makes something other than an array of each constant.
+    """
+    constant = constant or (lambda value, dtype: xp.asarray(value, dtype=getattr(xp, dtype.name)))
     values: dict[Node, Any] = {}
     for node in program.nodes():
         args = [values[arg] for arg in node.args]
         if node.op == "input":
             values[node] = inputs[node.value]
         elif node.is_const:
-            values[node] = xp.asarray(node.value, dtype=getattr(xp, node.dtype.name))
+            values[node] = constant(node.value, node.dtype)
         elif node.op == "cast":
             values[node] = args[0].astype(getattr(xp, node.dtype.name))
         else:
@@ -202,6 +208,8 @@ class Tracer:
         if dtype not in DTYPES.values():
             raise TraceError(f"{name} is of {dtype}, which a kernel does not hold; use one of {', '.join(DTYPES)}")
         nodes = [Node("input", (), dtype, entry, entry) for entry in entries(name, shape)]
+        if any(node.value in self.inputs for node in nodes):
+            raise TraceError(f"two inputs are called {name}: give the State's leaf another name")
         self.inputs |= {node.value: node for node in nodes}
         return Array(self, _filled(nodes, shape), dtype)
 
@@ -548,7 +556,8 @@ class _lines_of:  # noqa: N801 - a context manager
     """While a definition is traced: names of its variables go to their nodes, and errors get their line."""
 
     def __init__(self, env: Environment, tracer: Tracer):
-        self.env, self.file = env, env.definition.__file__
+        module = env.definition if isinstance(env.definition, ModuleType) else sys.modules[env.definition.__module__]
+        self.env, self.file = env, module.__file__
 
     def __enter__(self):
         self.before = sys.getprofile()

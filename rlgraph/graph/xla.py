@@ -24,7 +24,8 @@ def prepare(
     Args:
         fn: a pure function of arrays (and pytrees of them).
         mode: "eager" (operation by operation), "jit" (compiled, command buffers off) or "graph" (compiled, command
-            buffers on, XLA's default). On a CPU, which has no command buffers, "graph" is "jit".
+            buffers on, XLA's default). On a CPU, which has no command buffers, "graph" is "jit". "fused" is "graph"
+            here: what it fuses is up to `fn`.
         donate_argnums: arguments whose buffers the result may take over. Stable addresses keep XLA from recording
             its command buffers again; the caller must not use a donated argument afterwards.
         static_argnums: arguments that are compiled in.

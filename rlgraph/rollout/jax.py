@@ -51,23 +51,26 @@ def collect(
             an iteration, so more steps in each mean less work for the host, and a longer compilation.
     """
     (B,) = collector.return_B.shape
-    uniform_key, noise_key = jax.random.split(key)
-    u_TBN = _uniform(uniform_key, num_steps, B, env.draws)
-    if isinstance(env.action_space, gymnasium.spaces.Box):
-        noise = jax.random.normal(noise_key, (num_steps, B, *env.action_space.shape), jnp.float32)
-    else:
-        noise = _uniform(noise_key, num_steps, B)
+    draws = draw(env, num_steps, B, key)
 
     def record_step(running, draws):
         return _record_step(env, act, running, *draws)
 
     totals = EpisodeTotals(*(jnp.zeros(B, jnp.float32) for _ in range(3)))
-    (collector, totals), steps = jax.lax.scan(
-        record_step, (collector, totals), (noise, u_TBN), unroll=min(unroll, num_steps)
-    )
+    (collector, totals), steps = jax.lax.scan(record_step, (collector, totals), draws, unroll=min(unroll, num_steps))
     if value is not None:
         steps = steps._replace(value_TB=in_parts(value, steps.obs), final_value_TB=in_parts(value, steps.final_obs))
     return collector, steps, EpisodeTotals(*(total_B.sum() for total_B in totals))
+
+
+def draw(env: Environment, num_steps: int, num_envs: int, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """All random numbers of a rollout: noise [T, B] or [T, B, *action shape] for `act`, and uniforms [T, B, N]."""
+    uniform_key, noise_key = jax.random.split(key)
+    u_TBN = _uniform(uniform_key, num_steps, num_envs, env.draws)
+    if isinstance(env.action_space, gymnasium.spaces.Box):
+        shape = (num_steps, num_envs, *env.action_space.shape)
+        return jax.random.normal(noise_key, shape, jnp.float32), u_TBN
+    return _uniform(noise_key, num_steps, num_envs), u_TBN
 
 
 def in_parts(value: Callable, obs: jax.Array) -> jax.Array:

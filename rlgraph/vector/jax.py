@@ -8,6 +8,7 @@ from gymnasium.spaces import Discrete
 from rlgraph import modes
 from rlgraph.devices import jax_device
 from rlgraph.environment import select
+from rlgraph.errors import UsageError
 from rlgraph.graph import xla
 from rlgraph.vector import base
 
@@ -20,6 +21,10 @@ class JaxVectorEnv(base.VectorEnv):
     def __init__(self, env, spec, num_envs, device, mode, seed, autoreset_mode, output):
         self.device = jax_device(device)
         self.mode = modes.resolve("jax", mode, on_gpu=self.device.platform == "gpu")
+        if modes.MODES["jax"][self.mode].fused:
+            raise UsageError(
+                "mode fused runs whole rollouts with their policy; a JAX vector environment has no such mode"
+            )
         super().__init__(env, spec, num_envs, seed, autoreset_mode, output)
         self._carry = None
         self._out_of_range = jax.device_put(jnp.zeros((), bool), self.device)
