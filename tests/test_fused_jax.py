@@ -95,7 +95,7 @@ def rollouts(env, hidden, activation, B, T=12, precision="ieee", critic=True, de
         kernels = policy.for_kernels()._replace(**({} if critic else {"critic": None}))
         return fused_jax.collect(env, kernels, collector, T, key, precision, interpret=device is None)
 
-    with jax.default_device(device), jax_matmul_precision(precision):
+    with jax.default_device(device or jax.devices("cpu")[0]), jax_matmul_precision(precision):
         policy = random_policy(env, hidden, activation)
         for rollout in (jax.jit(scan), jax.jit(fused)):
             results, collector = [], begin(env, B)
