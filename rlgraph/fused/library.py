@@ -114,9 +114,9 @@ def maximum(x, y):
 @triton.jit
 def floor_mod(x, y):
     """Python's x % y of floats, the divisor's sign; an fma keeps what `x - q * y` would round away."""
-    y = y + tl.zeros_like(x)
-    rest = tl.fma(-tl.floor(x / y), y, x)
-    rest = tl.where(rest * y < 0, rest + y, rest)  # the quotient was rounded up to the next whole number
+    inverse, y = 1.0 / y, y + tl.zeros_like(x)
+    rest = tl.fma(-tl.floor(x * inverse), y, x)
+    rest = tl.where(rest * y < 0, rest + y, rest)  # the quotient was rounded to a whole number past it
     return tl.where(tl.abs(rest) >= tl.abs(y), rest - y, rest)
 
 

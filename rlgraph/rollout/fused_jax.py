@@ -45,7 +45,7 @@ class Launch(NamedTuple):
 # Few environments are spread over as many programs as there can be. With many, 64 rows and 4 warps are what Hopper's
 # matrix instructions take, with the weights in shared memory. In float32 there are no such instructions, and one warp's
 # registers do not hold its part of a product. Chosen so that ptxas spills next to nothing for hidden layers of 64.
-FEW, MANY, IEEE = Launch(16, 1), Launch(64, 4), Launch(16, 4)
+FEW, MANY, IEEE = Launch(16, 2), Launch(64, 4), Launch(16, 4)
 FEW_UP_TO = 16_384  # environments
 WIDE = 64  # a layer wider than this takes several times the warps
 WIDE_WARPS = {FEW: 4, MANY: 8, IEEE: 8}
