@@ -63,6 +63,10 @@ class Writing:
             self._written[node] = text, strength
         return lines
 
+    def has(self, node: Node) -> bool:
+        """Whether the node is written."""
+        return node in self._written
+
     def block(self, node: Node) -> str:
         """A written node as a block [BLOCK]."""
         text = self._written[node][0]

@@ -12,7 +12,7 @@ from rlgraph.fused.expressions import Names, Writing, literal
 from rlgraph.fused.networks import Network, normalization
 from rlgraph.fused.policy import LOG_STD_RANGE
 from rlgraph.fused.text import INDENT, Kernel, Text
-from rlgraph.fused.trace import BOOL, Node, Program, entries, leaves, trace_observe, trace_step
+from rlgraph.fused.trace import BOOL, Program, entries, leaves, trace_observe, trace_step
 
 TOTALS = ("ended_return", "ended_length", "ended")
 OWN_NAMES = ("T", "B", "BLOCK", "ends", "done", *TOTALS)  # of the loop, besides those that its lines show
@@ -229,27 +229,25 @@ class RolloutWriter:
             outputs = {name: node for name, node in program.outputs.items() if name != "next_done"}
             program = Program(program.inputs, outputs, {name: program.kept[name] for name in outputs})
         writing = Writing(program, inputs | taken, names)
-        of_resets = _users(program, [f"u_{i}" for i in range(self.env.definition.STEP_DRAWS, self.env.draws)])
-        lines = [*to_env, *writing.lines([node for node in program.nodes() if node not in of_resets])]
+        lines = [*to_env, *writing.lines(Program({}, program.kept).nodes())]
         results = {}
-        for name, node in program.outputs.items():
+        for name, node in program.kept.items():
             results[name] = names.new(f"next_{name.removeprefix('next_')}")
-            lines.append(f"{results[name]} = {writing.block(program.kept[name] if node in of_resets else node)}")
-        if of_resets:
-            lines += self._reset(writing, of_resets, results)
+            lines.append(f"{results[name]} = {writing.block(node)}")
+        lines += self._reset(writing, results)
         return [*lines, "", *self._record(results), "", *self._carry_on(results)]
 
-    def _reset(self, writing: Writing, of_resets: set[Node], results: dict[str, str]) -> list[str]:
-        """Lines that start the next episode where one has ended.
+    def _reset(self, writing: Writing, results: dict[str, str]) -> list[str]:
+        """Lines that put what a reset gives in the place of what was kept, where an episode has ended.
 
         The branch is always taken, and gone from the machine code. It hides from Triton how the numbers that go from
         step to step come about: it compares every pair of them, expression by expression, for minutes.
         """
         program = writing.program
-        lines = writing.lines([node for node in program.nodes() if node in of_resets])
-        for name, node in program.outputs.items():
-            lines += [f"{results[name]} = {writing.block(node)}"] if node in of_resets else []
-        return ["if T > 0:", *(INDENT + line for line in lines)]
+        changed = {name: node for name, node in program.outputs.items() if node is not program.kept[name]}
+        lines = writing.lines([node for node in program.nodes() if not writing.has(node)])
+        lines += [f"{results[name]} = {writing.block(node)}" for name, node in changed.items()]
+        return ["if T > 0:", *(INDENT + line for line in lines)] if changed else []
 
     def _record(self, results: dict[str, str]) -> list[str]:
         lines = [] if self.records else self._store("obs", [results[entry] for entry in self.obs])
@@ -302,15 +300,6 @@ class RolloutWriter:
         lines.append("tl.store(return_ptr + env, episode_return, mask=here)")
         totals = (f"tl.store(totals_ptr + {i} * B + env, {total}, mask=here)" for i, total in enumerate(TOTALS))
         return [*lines, *totals]
-
-
-def _users(program: Program, inputs: list[str]) -> set[Node]:
-    """Nodes that depend on some inputs."""
-    users: set[Node] = set()
-    for node in program.nodes():
-        if (node.op == "input" and node.value in inputs) or any(arg in users for arg in node.args):
-            users.add(node)
-    return users
 
 
 def _identifiers(lines: list[str]) -> set[str]:
