@@ -1,10 +1,120 @@
-"""What the tests of fused rollouts share."""
+"""What the tests of fused rollouts share: a kernel's random numbers in numpy, and an environment that uses everything.
+
+`python tests/fused_tools.py` writes the golden file anew.
+"""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from gymnasium.spaces import Box
+
+import rlgraph
+from rlgraph.environment import SAME_STEP
+from rlgraph.fused import build
+from rlgraph.fused.networks import Network, values_kernel
+from rlgraph.fused.rollouts import RolloutWriter
+from rlgraph.rollout.torch import Collector, copy_into
+
+# ---- random numbers
+
+
+def philox(counter, key):
+    """Philox 4x32-10 (Salmon et al., 2011, section 3.3). Four words of uint32 arrays; key: an integer of 64 bits."""
+    c = [np.asarray(word, np.uint64) for word in np.broadcast_arrays(*counter)]
+    k = [key & 0xFFFFFFFF, key >> 32 & 0xFFFFFFFF]
+    for _ in range(10):
+        high, low = zip(*((product >> np.uint64(32), product & np.uint64(0xFFFFFFFF)) for product in (
+            c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57))))  # fmt: skip
+        c = [high[1] ^ c[1] ^ np.uint64(k[0]), low[1], high[0] ^ c[3] ^ np.uint64(k[1]), low[0]]
+        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return c
+
+
+def uniforms(key, env, step, group):
+    """Five arrays of float32: four words' upper 24 bits, and the last 8 bits of three of them."""
+    words = philox((env, step & 0xFFFFFFFF, step >> 32, group), key)
+    last = [word & np.uint64(255) for word in words]
+    bits = [*(word >> np.uint64(8) for word in words)]
+    bits.append(last[0] << np.uint64(16) | last[1] << np.uint64(8) | last[2])
+    return [(b.astype(np.float64) / 2**24).astype(np.float32) for b in bits]
+
+
+def draws(env, key, first_step, T, B):
+    """What a rollout draws: noise [T, B] or [T, B, *action shape], and the step's uniforms [T, B, N]."""
+    box = isinstance(env.action_space, Box)
+    A = int(np.prod(env.action_space.shape))
+    of_noise = A + A % 2 if box else 1
+    number = of_noise + env.draws
+    step, row = np.arange(first_step, first_step + T)[:, None], np.arange(B)[None]
+    groups = (uniforms(key, row, step, group) for group in range(-(-number // 5)))
+    u = np.stack([column for five in groups for column in five], axis=-1)[..., :number]
+    if not box:
+        return u[..., 0], u[..., 1:]
+    radius = np.sqrt(-2 * np.log(1 - u[..., 0:of_noise:2].astype(np.float64)))
+    angle = 2 * np.pi * u[..., 1:of_noise:2].astype(np.float64)
+    normals = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=-1).reshape(T, B, of_noise)
+    return normals[..., :A].astype(np.float32).reshape(T, B, *env.action_space.shape), u[..., of_noise:]
+
+
+class Told(Collector):
+    """A Collector that starts as a FusedCollector does, and then follows it: it is told what that has drawn."""
+
+    def __init__(self, fused, act, value):
+        super().__init__(fused.env, act, value, fused.num_envs, fused.num_steps, torch.Generator(fused.device))
+        self.follow(fused)
+
+    def follow(self, fused):
+        copy_into(self.carry, fused.carry)
+        self.obs.copy_(self.env.definition.observe(torch_namespace(), self.carry.state, self.env.params))
+        self.return_B.copy_(fused.return_B)
+
+    def collect_as(self, fused):
+        """What `fused` should have given in its last `collect`."""
+        T, B = self.num_steps, self.num_envs
+        key = fused.key.item() & 0xFFFFFFFFFFFFFFFF
+        self.told = draws(self.env, key, fused.counter.item() - T, T, B)
+        result = self.collect()
+        del self.told
+        return result
+
+    def _uniform(self, *shape):
+        if not hasattr(self, "told"):  # the first reset, which does not count
+            return super()._uniform(*shape)
+        return self._given(0 if len(shape) == 2 else 1, shape)
+
+    def _normal(self, *shape):
+        return self._given(0, shape)
+
+    def _given(self, which, shape):
+        array = torch.tensor(self.told[which], device=self.device)
+        assert array.shape == shape and array.dtype == torch.float32
+        return array
+
+
+def torch_namespace():
+    import array_api_compat.torch as xp
+
+    return xp
+
+
+# ---- the text of a kernel
+
+GOLDEN = Path(__file__).parent / "golden" / "cartpole_rollout.py"
+
+
+def cartpole_source():
+    """As mode fused writes it for PPO's networks on a GPU."""
+    env = rlgraph.make("CartPole-v1")
+    actor = Network("actor", (4, 64, 64, 2), "tanh", "tf32", relative=True)
+    critic = Network("critic", (4, 64, 64, 1), "tanh", "tf32")
+    kernels = [RolloutWriter(env, SAME_STEP, actor).kernel(), values_kernel(env, critic)]
+    return build.source("CartPole-v1: rollouts in one kernel.", kernels)
+
+
+# ---- an environment that uses everything
 
 
 @dataclass(frozen=True)
@@ -34,9 +144,9 @@ class Sink:
 
     @classmethod
     def reset(cls, xp, u, p):
-        low = np.array([-1.5, -0.5, 0.25], np.float32)
+        v = xp.stack([2 * u[:, 0] - 1.5, 2 * u[:, 1] - 0.5, 2 * u[:, 2] + 0.25], axis=-1)
         n = xp.astype(xp.floor(u[:, 3] * 9), xp.int32) - 4
-        return cls.State(low + 2 * u[:, :3], xp.full_like(u[:, :3], p.scale), n, u[:, 4] < 0.5)
+        return cls.State(v, xp.full_like(u[:, :3], p.scale), n, u[:, 4] < 0.5)
 
     @classmethod
     def step(cls, xp, s, action, u, p):
@@ -114,3 +224,8 @@ class Sink:
         return xp.stack(
             [s.v, s.w, 0 * s.v + xp.astype(s.n, xp.float32)[:, None], xp.where(s.flag[:, None], s.v, s.w)], axis=1
         )
+
+
+if __name__ == "__main__":
+    GOLDEN.parent.mkdir(exist_ok=True)
+    GOLDEN.write_text(cartpole_source(), encoding="utf-8")
