@@ -1,6 +1,7 @@
 """What all tests share: what JAX compiles quickly, and why GPU tests are skipped where there is no NVIDIA GPU."""
 
 import contextlib
+import glob
 import os
 
 import pytest
@@ -9,6 +10,19 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # By default JAX takes most of a GPU's memory at its first use, which would leave torch none in this process.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+def _has_cuda() -> bool:
+    if not glob.glob("/dev/nvidia[0-9]*") and not os.path.exists("/dev/dxg"):  # as most machines: without torch
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+# Mode fused without a GPU: Triton decides when it is imported whether it compiles kernels or runs them in Python.
+if not _has_cuda():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

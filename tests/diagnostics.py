@@ -136,3 +136,41 @@ class Aim(Diagnostic):
     @staticmethod
     def observe(xp, s, p):
         return xp.stack([s.x, s.t], axis=-1)[:, :, None]
+
+
+class Wander(Diagnostic):
+    """A walk in the plane with wind: leaves of three types, one a vector, and more random numbers than one group."""
+
+    MAX_EPISODE_STEPS = 5
+    RESET_DRAWS, STEP_DRAWS = 2, 5
+
+    class State(NamedTuple):
+        at: Any  # [B, 2]
+        steps: Any  # [B] int32
+        windy: Any  # [B] bool
+
+    @staticmethod
+    def observation_space(p):
+        return Box(-np.inf, np.inf, (2, 2))
+
+    @staticmethod
+    def action_space(p):
+        return Discrete(3, start=-1)
+
+    @classmethod
+    def reset(cls, xp, u, p):
+        return cls.State(2 * u[:, :2] - 1, xp.zeros_like(u[:, 0], dtype=xp.int32), u[:, 0] < 0.25)
+
+    @classmethod
+    def step(cls, xp, s, action, u, p):
+        push = xp.astype(action, s.at.dtype)
+        wind = xp.where(s.windy, u[:, 0] - u[:, 1], 0 * u[:, 0])
+        at = s.at + xp.stack([0.3 * push + wind, 0.5 * (u[:, 2] - u[:, 3])], axis=-1)
+        steps = xp.astype(s.steps + 1, xp.int32)
+        reward = xp.sum(at * at, axis=-1) - 0.1 * xp.astype(steps % 3, at.dtype)
+        return cls.State(at, steps, u[:, 4] < 0.5), reward, abs(at[:, 0]) > 1.2
+
+    @staticmethod
+    def observe(xp, s, p):
+        last = xp.stack([xp.astype(s.steps, s.at.dtype), xp.astype(s.windy, s.at.dtype)], axis=-1)
+        return xp.stack([s.at, last], axis=1)

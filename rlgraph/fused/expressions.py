@@ -70,7 +70,7 @@ class Writing:
     def block(self, node: Node) -> str:
         """A written node as a block [BLOCK]."""
         text = self._written[node][0]
-        return f"tl.full([BLOCK], {text}, {TYPES[node.dtype]})" if node.is_const else text
+        return _full(text, node.dtype) if node.is_const else text
 
 
 def _expression(node: Node, args: list[tuple[str, int]], inputs: dict[str, str]) -> tuple[str, int]:
@@ -88,6 +88,8 @@ def _expression(node: Node, args: list[tuple[str, int]], inputs: dict[str, str])
         return f"{left} {symbol} {_within(args[1], strength + 1)}", strength
     if node.op in ("neg", "not"):
         return f"{'-' if node.op == 'neg' else '~'}{_within(args[0], PREFIX)}", PREFIX
+    if node.op in ("mod", "floordiv") and node.args[0].is_const:
+        args = [(_full(args[0][0], node.dtype), ATOM), args[1]]  # the library's take blocks
     called = ", ".join(text for text, _ in args)
     if node.op in ("mod", "floordiv"):
         return _floor_division(node, called, args), ATOM
@@ -95,6 +97,10 @@ def _expression(node: Node, args: list[tuple[str, int]], inputs: dict[str, str])
     if node.op == "where" and node.args[1].is_const and node.args[2].is_const:
         text += f".to({TYPES[node.dtype]})"  # of two literals Triton would choose the type
     return text, ATOM
+
+
+def _full(text: str, dtype: np.dtype) -> str:
+    return f"tl.full([BLOCK], {text}, {TYPES[dtype]})"
 
 
 def _floor_division(node: Node, called: str, args: list[tuple[str, int]]) -> str:

@@ -115,22 +115,22 @@ class Network:
         return f'tl.dot({h}, {self.name}_w{i}, input_precision="{product}")'
 
 
-def normalization(size: int) -> tuple[list[str], list[str]]:
-    """Lines that load what normalises observations, and, of the loop, those that give `seen_0`, … of `obs_0`, …."""
+def normalization(obs: list[str]) -> tuple[list[str], list[str]]:
+    """Lines that load what normalises observations, and, of the loop, those that give `seen_0`, … of their entries."""
     load = []
-    for d in range(size):
+    for d in range(len(obs)):
         load += [
             f"mean_{d} = tl.load(obs_mean_ptr + {d})",
             f"scale_{d} = 1.0 / tl.sqrt_rn(tl.load(obs_var_ptr + {d}) + 1e-8)",
         ]
-    return load, [f"seen_{d} = (obs_{d}.to(tl.float32) - mean_{d}) * scale_{d}" for d in range(size)]
+    return load, [f"seen_{d} = ({entry}.to(tl.float32) - mean_{d}) * scale_{d}" for d, entry in enumerate(obs)]
 
 
 def values_kernel(env: Environment, critic: Network) -> Kernel:
     """The kernel that values what every step began with, and what it led to."""
     obs = entries("obs", env.observation_space.shape)
     n = len(obs)
-    load_scales, seen = normalization(n)
+    load_scales, seen = normalization(obs)
     forward = [*seen, *critic.forward([f"seen_{d}" for d in range(n)], ["value"])]
     results = ("value_ptr", "final_value_ptr", "ended_ptr")
     pointers = ["obs_ptr", "final_obs_ptr", "terminated_ptr", "truncated_ptr", *critic.parameters(), "obs_mean_ptr"]
@@ -159,9 +159,12 @@ def values_kernel(env: Environment, critic: Network) -> Kernel:
         [
             "# What step t begins with is what step t - 1 led to, but where an episode ended.",
             "at, after = here & (t < T), here & (t > 0)",
-            *(f"obs_{d} = tl.load(obs_ptr + row * {n} + {d}, mask=at, other=0)" for d in range(n)),
+            *(f"{x} = tl.load(obs_ptr + row * {n} + {d}, mask=at, other=0)" for d, x in enumerate(obs)),
             "if t == T:",
-            *(f"    obs_{d} = tl.load(final_obs_ptr + (row - B) * {n} + {d}, mask=here, other=0)" for d in range(n)),
+            *(
+                f"    {x} = tl.load(final_obs_ptr + (row - B) * {n} + {d}, mask=here, other=0)"
+                for d, x in enumerate(obs)
+            ),
             *forward,
             "tl.store(value_ptr + row, value, mask=at)",
             "terminated = tl.load(terminated_ptr + row - B, mask=after, other=0).to(tl.int1)",
@@ -182,7 +185,7 @@ def values_kernel(env: Environment, critic: Network) -> Kernel:
             "    place = start + tl.arange(0, BLOCK)",
             "    listed = place < count",
             "    row = tl.load(ended_ptr + place, mask=listed, other=0)",
-            *(f"    obs_{d} = tl.load(final_obs_ptr + row * {n} + {d}, mask=listed, other=0)" for d in range(n)),
+            *(f"    {x} = tl.load(final_obs_ptr + row * {n} + {d}, mask=listed, other=0)" for d, x in enumerate(obs)),
             *(INDENT + line for line in forward),
             "    tl.store(final_value_ptr + row, value, mask=listed)",
         ],

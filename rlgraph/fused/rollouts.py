@@ -4,6 +4,7 @@ Shape letters: T steps, B environments; a kernel's variables are blocks [BLOCK],
 """
 
 import re
+from collections import Counter
 
 import gymnasium
 
@@ -12,10 +13,23 @@ from rlgraph.fused.expressions import Names, Writing, literal
 from rlgraph.fused.networks import Network, normalization
 from rlgraph.fused.policy import LOG_STD_RANGE
 from rlgraph.fused.text import INDENT, Kernel, Text
-from rlgraph.fused.trace import BOOL, Program, entries, leaves, trace_observe, trace_step
+from rlgraph.fused.trace import BOOL, Program, TraceError, entries, leaves, trace_observe, trace_step
 
 TOTALS = ("ended_return", "ended_length", "ended")
-OWN_NAMES = ("T", "B", "BLOCK", "ends", "done", *TOTALS)  # of the loop, besides those that its lines show
+TAKEN = "which is the name of something else in a kernel"
+OWN_NAMES = (
+    "T",
+    "B",
+    "BLOCK",
+    "env",
+    "here",
+    "row",
+    "key",
+    "step",
+    "ends",
+    "done",
+    *TOTALS,
+)  # of the loop, besides those that its lines show
 
 
 class RolloutWriter:
@@ -37,6 +51,7 @@ class RolloutWriter:
         self.action = entries("action", env.action_space.shape)
         self.obs = entries("obs", env.observation_space.shape)
         self.records = not given  # what was seen before each action, and episode totals
+        self._check_names()
 
     def kernel(self) -> Kernel:
         """`rollout(*pointers, T, B, BLOCK)`: B environments in blocks of BLOCK."""
@@ -53,6 +68,16 @@ class RolloutWriter:
         text.add(2, [*act, *self._record_action(), "", *self._step(names)])
         text.add(1, self._after())
         return Kernel("rollout", "\n".join(text.lines) + "\n", tuple(pointers))
+
+    def _check_names(self) -> None:
+        """A leaf is called as in the definition, which must not be as something else is."""
+        state = {f"{leaf}_ptr" for leaf in self.leaves}
+        pointers = [name for name, times in Counter(self._pointers()).items() if name not in state or times > 1]
+        pointers = [name.removesuffix("_ptr") for name in pointers]
+        own = _identifiers([*pointers, *self._load_rest(), *self._draw(), *self._act(), *self.obs, *OWN_NAMES])
+        for name in (*self.leaves, *self.state):
+            if name in own:
+                raise TraceError(f"environment {self.env.id!r} cannot be fused: rename {name!r} of State, {TAKEN}")
 
     def _title(self) -> str:
         who = "given actions" if self.given else "random actions" if self.actor is None else "its policy"
@@ -81,12 +106,18 @@ class RolloutWriter:
             "row = env.to(tl.int64)  # of step t: t * B + env",
             "key, step = tl.load(key_ptr), tl.load(counter_ptr)",
             "",
-            *self._load_carry(),
         ]
+        return [*lines, *self._load_state(), *self._load_rest()]
+
+    def _load_rest(self) -> list[str]:
+        lines = ["elapsed = tl.load(elapsed_ptr + env, mask=here, other=0)"]
         if self.records:
+            lines += ["episode_return = tl.load(return_ptr + env, mask=here, other=0.0)"]
             lines += [f"{total} = tl.zeros([BLOCK], tl.float32)" for total in TOTALS]
+        else:
+            lines += ["done = tl.load(done_ptr + env, mask=here, other=0).to(tl.int1)"]
         if self.actor is not None:
-            load, _ = normalization(len(self.obs))
+            load, _ = normalization(self.obs)
             lines += ["", *self.actor.load(), *load]
             if not self.discrete:
                 lines += [self._load_log_std(k) for k in range(len(self.action))]
@@ -96,16 +127,13 @@ class RolloutWriter:
         low, high = LOG_STD_RANGE
         return f"log_std_{k} = tl.minimum(tl.maximum(tl.load(log_std_ptr + {k}), {low}), {high})"
 
-    def _load_carry(self) -> list[str]:
+    def _load_state(self) -> list[str]:
         lines = []
         for name, (shape, dtype) in self.leaves.items():
             boolean = ".to(tl.int1)" if dtype == BOOL else ""
             for at, entry in self._places(name, shape):
                 lines.append(f"{entry} = tl.load({name}_ptr + {at}, mask=here, other=0){boolean}")
-        lines.append("elapsed = tl.load(elapsed_ptr + env, mask=here, other=0)")
-        if self.records:
-            return [*lines, "episode_return = tl.load(return_ptr + env, mask=here, other=0.0)"]
-        return [*lines, "done = tl.load(done_ptr + env, mask=here, other=0).to(tl.int1)"]
+        return lines
 
     def _places(self, name: str, shape: tuple[int, ...]) -> list[tuple[str, str]]:
         """Where a leaf's entries are, and the variables that hold them."""
@@ -148,7 +176,7 @@ class RolloutWriter:
         if self.actor is None:
             return self._random_action()
         outputs = [f"output_{k}" for k in self.actor.outputs]
-        _, seen = normalization(len(self.obs))
+        _, seen = normalization(self.obs)
         lines = [*seen, *self.actor.forward([f"seen_{d}" for d in range(len(self.obs))], outputs)]
         return lines + (self._categorical(outputs) if self.discrete else self._gaussian(outputs))
 

@@ -108,6 +108,7 @@ OPS: dict[str, Callable] = {
     "tanh": lambda xp, a: xp.tanh(a),
 }
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+OF_BOOLEANS = {"add": "or", "maximum": "or", "mul": "and", "minimum": "and"}
 FLOAT_ONLY = ("div", "floor", "ceil", "sqrt", "exp", "log", "sin", "cos", "tanh")
 
 
@@ -145,11 +146,11 @@ def trace_step(env: Environment, autoreset: str) -> Program:
         UsageError: the definition raises something else.
     """
     tracer = Tracer()
-    carry = _carry_inputs(tracer, env)
-    shape = env.action_space.shape
-    action = tracer.input("action", shape, FLOAT if shape or not _discrete(env) else INT)
-    u_BN = tracer.input("u", (env.draws,), FLOAT)
     with _lines_of(env, tracer):
+        carry = _carry_inputs(tracer, env)
+        shape = env.action_space.shape
+        action = tracer.input("action", shape, FLOAT if shape or not _discrete(env) else INT)
+        u_BN = tracer.input("u", (env.draws,), FLOAT)
         kept = _named_outputs(env.step(tracer.xp, carry, action, u_BN, DISABLED))
         outputs = _named_outputs(env.step(tracer.xp, carry, action, u_BN, autoreset))
         return Program(tracer.inputs, outputs, kept)
@@ -207,9 +208,9 @@ class Tracer:
     def input(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> "Array":
         if dtype not in DTYPES.values():
             raise TraceError(f"{name} is of {dtype}, which a kernel does not hold; use one of {', '.join(DTYPES)}")
+        if taken := sorted(self.inputs.keys() & set(entries(name, shape))):
+            raise TraceError(f"two inputs of a step are called {taken[0]!r}: rename the leaf of State")
         nodes = [Node("input", (), dtype, entry, entry) for entry in entries(name, shape)]
-        if any(node.value in self.inputs for node in nodes):
-            raise TraceError(f"two inputs are called {name}: give the State's leaf another name")
         self.inputs |= {node.value: node for node in nodes}
         return Array(self, _filled(nodes, shape), dtype)
 
@@ -381,6 +382,8 @@ class Namespace:
             raise TraceError(f"{op} of booleans: use ~ or xp.astype")
         if op in ("and", "or", "xor", "not") and dtype == FLOAT:
             raise TraceError(f"{op} of floats: it takes booleans or integers")
+        if dtype == BOOL:
+            op = OF_BOOLEANS.get(op, op)  # numpy's meaning; one bit plus one bit would be 0
         kinds = [BOOL, dtype, dtype] if op == "where" else [dtype] * len(args)
         nodes = [self._nodes(arg, kind) for arg, kind in zip(args, kinds)]
         result = BOOL if op in COMPARISONS else dtype
@@ -399,6 +402,8 @@ class Namespace:
         return self._apply("where", condition, a, b)
 
     def pow(self, x, exponent):
+        if isinstance(exponent, Array):
+            raise TraceError("x ** array: the exponent must be a number, or write xp.exp(y * xp.log(x))")
         if exponent == 0.5:
             return self.sqrt(x)
         if not isinstance(exponent, int | float) or exponent != int(exponent) or abs(exponent) > 16:
@@ -480,6 +485,22 @@ class Namespace:
     def broadcast_to(self, x, shape):
         return x._with(np.broadcast_to(x.nodes, shape[1:]))
 
+    def sum(self, x, axis=None, keepdims=False, dtype=None):
+        return self._reduce("add", self._summand(x, dtype), axis, keepdims)
+
+    def prod(self, x, axis=None, keepdims=False, dtype=None):
+        return self._reduce("mul", self._summand(x, dtype), axis, keepdims)
+
+    def _summand(self, x: Array, dtype) -> Array:
+        """Booleans are counted."""
+        return self.astype(x, dtype or (INT if x.dtype == BOOL else x.dtype))
+
+    def any(self, x, axis=None, keepdims=False):
+        return self._reduce("or", self.astype(x, BOOL), axis, keepdims)
+
+    def all(self, x, axis=None, keepdims=False):
+        return self._reduce("and", self.astype(x, BOOL), axis, keepdims)
+
     def mean(self, x, axis=None, keepdims=False):
         total = self.sum(x, axis=axis, keepdims=keepdims)
         return total / (x.nodes.size // max(total.nodes.size, 1))
@@ -514,8 +535,7 @@ def _register_functions() -> None:
     }  # fmt: skip
     for name, op in ({name: name for name in unary} | other).items():
         setattr(Namespace, name, lambda self, *args, _op=op: self._apply(_op, *args))
-    reductions = {"sum": "add", "prod": "mul", "min": "minimum", "max": "maximum", "any": "or", "all": "and"}
-    for name, op in reductions.items():
+    for name, op in {"min": "minimum", "max": "maximum"}.items():
         setattr(
             Namespace,
             name,
@@ -556,8 +576,7 @@ class _lines_of:  # noqa: N801 - a context manager
     """While a definition is traced: names of its variables go to their nodes, and errors get their line."""
 
     def __init__(self, env: Environment, tracer: Tracer):
-        module = env.definition if isinstance(env.definition, ModuleType) else sys.modules[env.definition.__module__]
-        self.env, self.file = env, module.__file__
+        self.env, self.file = env, _file_of(env.definition)
 
     def __enter__(self):
         self.before = sys.getprofile()
@@ -582,6 +601,11 @@ class _lines_of:  # noqa: N801 - a context manager
                 for entry, node in _named_nodes(name, value):
                     if not node.name and not node.is_const:
                         node.name = entry
+
+
+def _file_of(definition: Any) -> str:
+    """A module's file; of a definition that has none, the one that its `step` was read from."""
+    return getattr(definition, "__file__", None) or definition.step.__code__.co_filename
 
 
 def _named_nodes(name: str, value: Any) -> Iterator[tuple[str, Node]]:

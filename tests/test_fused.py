@@ -1,0 +1,927 @@
+"""Rollouts in one generated kernel: the same numbers as Collector's from the same draws, and everything around them.
+
+Without a GPU, Triton runs the kernels in Python: small sizes. With one, the tests marked `gpu` run.
+"""
+
+import dataclasses
+import importlib.util
+import itertools
+import math
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from agent_tools import copy, differ, everything, iterate
+from diagnostics import Aim, Match, Wander
+from fused_tools import GOLDEN, Sink, Told, cartpole_source, draws, philox, uniforms
+from gymnasium.error import ClosedEnvironmentError, ResetNeeded
+
+import rlgraph
+from rlgraph.agents.dqn import DQNConfig
+from rlgraph.agents.dqn_torch import DQN
+from rlgraph.agents.networks_torch import ActorCritic
+from rlgraph.agents.ppo import DEFAULTS, PPOConfig
+from rlgraph.agents.ppo_torch import PPO
+from rlgraph.cli import main
+from rlgraph.environment import DISABLED, NEXT_STEP, SAME_STEP, Environment
+from rlgraph.environment import build as build_env
+from rlgraph.errors import UsageError
+from rlgraph.fused import build
+from rlgraph.fused.text import Kernel
+from rlgraph.graph.capture import capture
+from rlgraph.rollout import fused
+from rlgraph.rollout.fused import FusedCollector, why_not
+from rlgraph.rollout.torch import Collector
+
+pytest.importorskip("triton", reason="needs the package triton, which is for Linux only")
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:no CUDA graph on cpu"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # of numpy, in rows beyond the last environment
+]
+interpreted = pytest.mark.skipif(not build.interpreted(), reason="Triton compiles here: the tests on the GPU are run")
+DEVICES = [pytest.param("cpu", marks=interpreted), pytest.param("cuda", marks=pytest.mark.gpu)]
+ENVIRONMENTS = sorted(rlgraph.ENVIRONMENTS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory):
+    """Sources go to a folder of the tests' own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_interpreter():
+    """Half the time: the interpreter prepares its language anew for every call of a device function, and looks for
+    overflows, which Philox means to happen."""
+    if not build.interpreted():
+        yield
+        return
+    from triton.runtime import interpreter
+
+    prepare, prepared = interpreter._patch_lang, set()
+
+    def call(function, *args, **kwargs):
+        if function.fn not in prepared:
+            prepared.add(function.fn)
+            prepare(function.fn)
+        return function.rewrite()(*args, **kwargs)
+
+    builder = interpreter.interpreter_builder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter.InterpretedFunction, "__call__", call)
+        patch.setattr(builder, "options", dataclasses.replace(builder.options, sanitize_overflow=False))
+        yield
+
+
+def make_env(name, max_episode_steps=None, **params):
+    """Of a name, or a definition."""
+    made = rlgraph.make if isinstance(name, str) else build_env
+    return made(name, max_episode_steps=max_episode_steps, **params)
+
+
+def make_policy(env, hidden=(8,), activation="tanh", device="cpu"):
+    """All of its numbers matter: biases, statistics, and logits that differ."""
+    generator = torch.Generator().manual_seed(1)
+    policy = ActorCritic(env.observation_space, env.action_space, hidden, activation, generator)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+        policy.obs_mean.add_(0.1 * torch.randn(policy.obs_mean.shape, generator=generator))
+        policy.obs_var.mul_(1 + torch.rand(policy.obs_var.shape, generator=generator))
+    return policy.to(device).requires_grad_(False)
+
+
+def make_fused(env, B, T, policy=None, device="cpu", seed=0, precision="ieee"):
+    described = None if policy is None else policy.for_kernels()
+    return FusedCollector(env, described, B, T, torch.Generator(device).manual_seed(seed), precision)
+
+
+def random_policy(env):
+    """What FusedCollector does without a policy."""
+    space = env.action_space
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return lambda obs, u: ((u * int(space.n)).long(), 0 * u)
+    half = float((space.high - space.low).max()) / 2
+    return lambda obs, noise: (noise * half, 0 * noise.flatten(1).sum(1))
+
+
+def as_numpy(result):
+    return {name: copy(x) for part in result for name, x in part._asdict().items() if x is not None}
+
+
+# ---- random numbers
+
+
+def test_the_philox_of_these_tests_is_philox():
+    """Known answers from Random123's kat_vectors."""
+    ones = 0xFFFFFFFF
+    pi = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
+    for counter, key, expected in (
+        ((0, 0, 0, 0), 0, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((ones,) * 4, ones << 32 | ones, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (pi, 0x299F31D0 << 32 | 0xA4093822, (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
+    ):
+        assert tuple(int(word) for word in philox(counter, key)) == expected
+
+
+KERNEL = """@triton.jit
+def draw(key_ptr, step_ptr, u_ptr, n_ptr, B, GROUP: tl.constexpr, BLOCK: tl.constexpr):
+    env = tl.arange(0, BLOCK)
+    key, step = tl.load(key_ptr), tl.load(step_ptr)
+    a, b, c, d, e = library.uniforms(key, env, step, GROUP)
+    x, y = library.normals(a, e)
+    tl.store(u_ptr + env, a)
+    tl.store(u_ptr + BLOCK + env, b)
+    tl.store(u_ptr + 2 * BLOCK + env, c)
+    tl.store(u_ptr + 3 * BLOCK + env, d)
+    tl.store(u_ptr + 4 * BLOCK + env, e)
+    tl.store(n_ptr + env, x)
+    tl.store(n_ptr + BLOCK + env, y)
+"""
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("key", "step", "group"),
+    [(0, 0, 0), (5, 7, 3), (-1, 2**32 + 3, 0), (-(2**63) + 12345, 2**40 - 1, 1), (2**62 + 2**31, 2**31, 2)],
+)
+def test_uniforms_and_normals_of_a_kernel(key, step, group, device):
+    kernel = build.load("test: draws", [Kernel("draw", KERNEL, ())]).draw
+    u, n = torch.zeros(5, 64, device=device), torch.zeros(2, 64, device=device)
+    arrays = (torch.tensor([x], dtype=torch.int64, device=device) for x in (key, step))
+    kernel[(1,)](*arrays, u, n, 64, GROUP=group, BLOCK=64)
+    expected = np.stack(uniforms(key & (2**64 - 1), np.arange(64), step, group))
+    np.testing.assert_array_equal(copy(u), expected)
+    assert (expected < 1).all() and len(np.unique(expected)) == expected.size
+    radius = np.sqrt(-2 * np.log(1 - expected[0].astype(np.float64)))
+    angle = 2 * np.pi * expected[4].astype(np.float64)
+    np.testing.assert_allclose(copy(n), [radius * np.cos(angle), radius * np.sin(angle)], rtol=1e-5, atol=2e-6)
+
+
+# ---- against the Collector, on the same draws
+
+
+def assert_alike(got, expected, rtol, atol, rows=slice(None)):
+    """Two rollouts with their totals: flags and integers to the last bit, floats closely."""
+    assert got.keys() == expected.keys()
+    for name, a in got.items():
+        b = expected[name]
+        a, b = (x[rows] if x.ndim else x for x in (a, b))
+        assert (a.shape, a.dtype) == (b.shape, b.dtype), name
+        if name in ("length_sum", "count") or a.dtype != np.float32:
+            np.testing.assert_array_equal(a, b, err_msg=name)
+        else:
+            np.testing.assert_allclose(a, b, rtol=rtol, atol=atol, err_msg=name)
+
+
+def assert_same_carry(collector, reference, rtol, atol):
+    *_, elapsed, done = (copy(x) for x in (*collector.carry.state, *collector.carry[1:]))
+    *_, elapsed_too, done_too = (copy(x) for x in (*reference.carry.state, *reference.carry[1:]))
+    np.testing.assert_array_equal(elapsed, elapsed_too)
+    np.testing.assert_array_equal(done, done_too)
+    for name, leaf in collector.carry.state._asdict().items():
+        np.testing.assert_allclose(copy(leaf), copy(getattr(reference.carry.state, name)), rtol, atol, err_msg=name)
+    np.testing.assert_allclose(copy(collector.return_B), copy(reference.return_B), rtol, atol)
+
+
+def check_equality(env, B, T, policy, collects=2, device="cpu", rtol=1e-5, atol=1e-5):
+    """Two rollouts in a row, and after a reset a third."""
+    collector = make_fused(env, B, T, policy, device, seed=3)
+    act, value = (random_policy(env), None) if policy is None else (policy.act, policy.value)
+    reference = Told(collector, act, value)
+    ended = 0
+    for i in range(collects):
+        if i == 2:
+            before = [copy(leaf) for leaf in collector.carry.state]
+            collector.reset()
+            assert (copy(collector.carry.elapsed_B) == 0).all()
+            assert (copy(collector.return_B) == 0).all()
+            assert differ(before, [copy(leaf) for leaf in collector.carry.state])
+            reference.follow(collector)
+        got = as_numpy(collector.collect())
+        expected = as_numpy(reference.collect_as(collector))
+        assert_alike(got, expected, rtol, atol)
+        assert_same_carry(collector, reference, rtol, atol)
+        assert copy(collector.counter) == (i + 1) * T
+        ended += got["count"]
+    assert ended >= collects * B * (T // env.max_episode_steps)
+
+
+# B of neither a whole block nor less than one; Acrobot takes ten times as many operations as others.
+CASES = [(name, 5, 6 if name == "Acrobot-v1" else 12) for name in (*ENVIRONMENTS, Wander, Aim)]
+
+
+@interpreted
+@pytest.mark.parametrize(("name", "B", "T"), [*CASES, ("CartPole-v1", 21, 12), (Wander, 21, 5)])
+def test_a_rollout_is_the_collectors_on_the_same_draws(name, B, T):
+    env = make_env(name, max_episode_steps=5 if T > 6 else 4)
+    check_equality(env, B, T, make_policy(env), collects=3 if name == "MountainCarContinuous-v0" else 2)
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["MountainCar-v0", Aim, Match])
+def test_random_actions_are_the_collectors_on_the_same_draws(name):
+    env = make_env(name, max_episode_steps=3)
+    check_equality(env, 5, 4, None, collects=3)
+
+
+@interpreted
+def test_the_limit_may_be_missing_and_parameters_count():
+    env = make_env("CartPole-v1", max_episode_steps=-1, low=0.15, high=0.25, sutton_barto_reward=True)
+    env = dataclasses.replace(env)
+    collector = make_fused(env, 5, 6, make_policy(env))
+    reference = Told(collector, collector_act := make_policy(env).act, make_policy(env).value)
+    got, expected = as_numpy(collector.collect()), as_numpy(reference.collect_as(collector))
+    assert_alike(got, expected, 1e-5, 1e-5)
+    assert got["terminated_TB"].any() and not got["truncated_TB"].any() and collector_act is not None
+    assert set(np.unique(got["reward_TB"])) == {-1, 0}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_function_has_its_form_in_a_kernel(device):
+    """Against numpy, in which the environment is written: torch cannot mix its arrays with numpy's."""
+    env, B, T = make_env(Sink), 21, 4
+    collector = make_fused(env, B, T, None, device)
+    carry = type(collector.carry)(
+        env.definition.State(*(copy(leaf) for leaf in collector.carry.state)), *map(copy, collector.carry[1:])
+    )
+    got = as_numpy(collector.collect())
+    noise, u = draws(env, collector.key.item() & (2**64 - 1), 0, T, B)
+    np.testing.assert_allclose(got["action"], noise, rtol=1e-5, atol=2e-6)
+    for t in range(T):
+        action = np.clip(got["action"][t], -1, 1)  # the space's bounds; its own, so that nothing drifts apart
+        step = env.step(np, carry, action, u[t], SAME_STEP)
+        for name, expected in {"reward_TB": step.reward_B, "final_obs": step.final_obs}.items():
+            np.testing.assert_allclose(got[name][t], expected, rtol=1e-4, atol=1e-4, err_msg=f"{name} {t}")
+        np.testing.assert_array_equal(got["terminated_TB"][t], step.terminated_B)
+        np.testing.assert_array_equal(got["truncated_TB"][t], step.truncated_B)
+        carry = step.carry
+    for leaf, expected in zip(collector.carry.state, carry.state):
+        np.testing.assert_allclose(copy(leaf), expected, rtol=1e-4, atol=1e-4)
+
+
+# How many steps agree closely, and how much of the whole rollout agrees to a hundredth. Rounding, 1e-7, grows along a
+# trajectory: by e^4 a second in CartPole until it falls, by about e a second in Pendulum (0.05 s a step) and in
+# Acrobot (0.2 s a step), whose later steps are unrelated. A draw next to a probability (one in a million) makes
+# another action, and from there on another trajectory.
+GPU_CASES = {
+    "Acrobot-v1": (20, 0.3),
+    "CartPole-v1": (20, 0.95),
+    "MountainCar-v0": (40, 0.95),
+    "MountainCarContinuous-v0": (40, 0.95),
+    "Pendulum-v1": (20, 0.7),
+    Wander: (220, 0.95),
+    Aim: (220, 0.95),
+}
+
+
+def check_long_equality(name, B=1000, T=220, device="cuda"):
+    """As far as the first whole episode."""
+    close, share = GPU_CASES[name]
+    env = make_env(name, max_episode_steps=200)
+    policy = make_policy(env, device=device)
+    collector = make_fused(env, B, T, policy, device)
+    reference = Told(collector, policy.act, policy.value)
+    got, expected = as_numpy(collector.collect()), as_numpy(reference.collect_as(collector))
+    rows = {key: got[key][:close] for key in ("terminated_TB", "truncated_TB")}
+    alike = np.stack([(rows[key] == expected[key][:close]).all(axis=0) for key in rows]).all(axis=0)
+    if got["action"].dtype == np.int64:
+        alike &= (got["action"][:close] == expected["action"][:close]).all(axis=0)
+    assert alike.mean() >= 0.995, f"{(~alike).sum()} of {B} took another action in the first {close} steps"
+    for key in ("obs", "action", "log_prob_TB", "value_TB", "reward_TB", "final_obs", "final_value_TB"):
+        a, b = got[key][:close][:, alike], expected[key][:close][:, alike]
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3, err_msg=key)
+    axes = tuple(range(2, got["obs"].ndim))
+    apart = np.abs(got["obs"] - expected["obs"]).max(axis=axes)
+    print(name, "share within a hundredth:", (apart < 0.01).mean(), "strictly alike:", alike.mean())
+    assert (apart < 0.01).mean() >= share
+    assert got["count"] >= 0.9 * B
+    for key in ("count", "length_sum", "return_sum"):
+        assert got[key] == pytest.approx(expected[key], rel=0.05), key
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", GPU_CASES)
+def test_long_rollouts_are_the_collectors_on_the_same_draws(name):
+    check_long_equality(name)
+
+
+# ---- networks
+
+
+def exact_networks(policy, rollout):
+    """Log-probabilities of the actions taken and values of everything seen, in float64 by the module."""
+    policy = policy_in_double(policy)
+    obs, final_obs, action = rollout.obs.double(), rollout.final_obs.double(), rollout.action
+    action = action if action.dtype == torch.int64 else action.double()
+    parameters = policy.actor(policy.normalized(obs))
+    log_prob = policy.distribution.log_prob(parameters.flatten(0, 1), action.flatten(0, 1)).reshape(obs.shape[:2])
+    return {"log_prob_TB": log_prob, "value_TB": policy.value(obs), "final_value_TB": policy.value(final_obs)}
+
+
+def policy_in_double(policy):
+    import copy as copying
+
+    return copying.deepcopy(policy).double()
+
+
+NETWORKS = list(zip([(), (8,), (64, 64), (24, 40, 16)], ["tanh", "relu", "tanh", "silu"]))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["MountainCar-v0", "Pendulum-v1"])
+@pytest.mark.parametrize(("hidden", "activation"), NETWORKS)
+def test_networks_are_the_modules(hidden, activation, name, device):
+    """On the observations that the rollout recorded, which have a mean and variance."""
+    env = make_env(name, max_episode_steps=1)  # every row's final observation is valued apart
+    policy = make_policy(env, hidden, activation, device)
+    rollout, _ = make_fused(env, 3, 2, policy, device).collect()
+    for field, expected in exact_networks(policy, rollout).items():
+        torch.testing.assert_close(getattr(rollout, field).double(), expected, rtol=1e-5, atol=1e-5, msg=field)
+    assert rollout.value_TB.unique().numel() == 6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize(("hidden", "activation"), NETWORKS[1:])
+def test_ieee_networks_are_the_modules_on_many_rows(hidden, activation, name):
+    check_precision(name, "ieee", hidden, activation, 1e-5, 1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize(("precision", "of_values", "of_log_probs"), [("tf32", 3e-3, 2e-2), ("bf16", 2e-2, 5e-2)])
+def test_a_lower_precision_differs_by_its_rounding(precision, of_values, of_log_probs, name):
+    """Measured on an H200: 4e-4 and 2.5e-3 of the values; 3e-4 and 1.3e-3 of most log-probabilities, in the worst of
+    eight million rows 1.5e-2."""
+    check_precision(name, precision, (64, 64), "tanh", of_values, of_log_probs)
+
+
+def check_precision(name, precision, hidden, activation, of_values, of_log_probs, B=1024, T=32, device="cuda"):
+    env = make_env(name, max_episode_steps=20)
+    policy = PPO.build_policy(PPOConfig(env=name, hidden=hidden, activation=activation, device=device), env)
+    policy = policy.requires_grad_(False)
+    rollout, _ = make_fused(env, B, T, policy, device, precision=precision).collect()
+    exact = exact_networks(policy, rollout)
+    for field in ("value_TB", "final_value_TB"):
+        error = torch.linalg.norm(getattr(rollout, field) - exact[field]) / torch.linalg.norm(exact[field])
+        assert error < of_values, field
+    if isinstance(env.action_space, gymnasium.spaces.Discrete):
+        assert (rollout.log_prob_TB - exact["log_prob_TB"]).abs().max() < of_log_probs
+    else:  # of the normal that was drawn, which the rounded mean is part of
+        assert (rollout.log_prob_TB - exact["log_prob_TB"]).abs().max() < 5 * of_log_probs
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_weights_updated_in_place_take_effect(device):
+    env = make_env("CartPole-v1", max_episode_steps=5)
+    policy = make_policy(env, device=device)
+    collector = make_fused(env, 5, 2, policy, device)
+    collector.collect()
+    with torch.no_grad():
+        for tensor in (*policy.parameters(), policy.obs_mean, policy.obs_var):
+            tensor.mul_(1.7)
+    rollout, _ = collector.collect()
+    for field, expected in exact_networks(policy, rollout).items():
+        torch.testing.assert_close(getattr(rollout, field).double(), expected, rtol=1e-5, atol=1e-5, msg=field)
+
+
+# ---- fresh numbers, and the same ones
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_collect_draws_anew_and_a_seed_repeats_it(device):
+    env = make_env("CartPole-v1", max_episode_steps=2)  # starts are drawn, too
+    policy = make_policy(env, device=device)
+
+    def three(seed):
+        collector = make_fused(env, 5, 3, policy, device, seed=seed)
+        return [as_numpy(collector.collect())["obs"] for _ in range(3)]
+
+    first, again, other = three(0), three(0), three(1)
+    for a, b in zip(first, again):
+        np.testing.assert_array_equal(a, b)
+    starts = [x[1 + i % 2] for i, x in enumerate(first)] + [x[1 + i % 2] for i, x in enumerate(other)]
+    assert len(np.unique(np.concatenate(starts)[:, 0])) == 6 * 5
+
+
+@interpreted
+def test_the_buffers_stay_where_they_are():
+    env = make_env("CartPole-v1", max_episode_steps=2)
+    collector = make_fused(env, 5, 3, make_policy(env))
+    tensors = [*collector.rollout, *torch.utils._pytree.tree_leaves(collector.state())]
+    before = [x.data_ptr() for x in tensors]
+    for _ in range(2):
+        collector.collect()
+        collector.reset()
+    tensors = [*collector.rollout, *torch.utils._pytree.tree_leaves(collector.state())]
+    assert [x.data_ptr() for x in tensors] == before
+
+
+def captured(env, B, T, seed=0):
+    policy = make_policy(env, device="cuda")
+    collector = make_fused(env, B, T, policy, "cuda", seed)
+    graph = capture(collector.collect, state=collector.state(), generators=[collector.generator])
+    return collector, graph
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
+def test_replays_equal_direct_calls_to_the_last_bit(name):
+    env = make_env(name, max_episode_steps=20)
+    direct = make_fused(env, 100, 8, make_policy(env, device="cuda"), "cuda")
+    collector, graph = captured(env, 100, 8)
+    for i in range(10):
+        if i == 4:
+            for one in (direct, collector):
+                one.reset()
+        if i == 6:  # a seed set after the capture takes effect
+            for one in (direct, collector):
+                one.generator.manual_seed(123)
+        got, expected = as_numpy(graph.replay()), as_numpy(direct.collect())
+        for field in expected:
+            np.testing.assert_array_equal(got[field], expected[field], err_msg=f"{field} {i}")
+    first = got["obs"].copy()
+    collector.generator.manual_seed(123)
+    assert not np.array_equal(as_numpy(graph.replay())["obs"], first)  # it goes on from where the environments are
+
+
+@pytest.mark.gpu
+def test_a_graph_launched_without_torch_draws_fresh_numbers():
+    """Only torch's replay moves the generator on; the count of steps on the device does without."""
+    from cuda.bindings import runtime
+
+    env = make_env("CartPole-v1", max_episode_steps=1)  # every step shows a fresh start
+    collector, graph = captured(env, 64, 4)
+    graph.replay()
+    torch.cuda.synchronize()
+    executable, stream = graph._graph.raw_cuda_graph_exec(), torch.cuda.current_stream().cuda_stream
+    keys, starts, actions = [copy(collector.key).item()], [copy(collector.rollout.obs[1:])], []
+    for _ in range(3):
+        (error,) = runtime.cudaGraphLaunch(executable, stream)
+        assert error == runtime.cudaError_t.cudaSuccess
+        torch.cuda.synchronize()
+        keys.append(copy(collector.key).item())
+        starts.append(copy(collector.rollout.obs[1:]))
+        actions.append(copy(collector.rollout.action))
+    assert len(set(keys)) == 1  # as it must be for this test to say anything
+    assert len(np.unique(np.concatenate(starts)[..., 0])) > 0.99 * 4 * 3 * 64
+    assert all((a != b).any() for a, b in itertools.pairwise(actions))
+    assert copy(collector.counter) == 4 * 4
+
+
+# ---- distribution
+
+
+def estimates(rollouts, T):
+    """Mean and standard error of actions, of returns and of lengths of the episodes that began in the rollouts."""
+    action, reward, done = (
+        np.concatenate([copy(part) for part in parts]).astype(np.float64).reshape(T * len(rollouts), -1)
+        for parts in zip(*((r[0], r[1], r[2]) for r in rollouts))
+    )
+    returns, lengths, actions = [], [], action.reshape(len(action), -1).mean(axis=0)
+    for b in range(done.shape[1]):
+        ends = np.flatnonzero(done[:, b])
+        for start, end in itertools.pairwise([-1, *ends]):
+            returns.append(reward[start + 1 : end + 1, b].sum())
+            lengths.append(end - start)
+    return {
+        name: (np.mean(x), np.std(x) / math.sqrt(len(x)))
+        for name, x in (("action", actions), ("return", returns), ("length", lengths))
+    }
+
+
+def parts_of(collector, collects):
+    """Clones of (action, reward, done)."""
+    parts = []
+    for _ in range(collects):
+        r, _ = collector.collect()
+        parts.append((r.action.clone(), r.reward_TB.clone(), r.terminated_TB | r.truncated_TB))
+    return parts
+
+
+def check_distribution(name, limit, B, T, collects, device, precision="ieee"):
+    """Five standard errors of the difference: with fixed seeds it holds or it does not. An environment's actions are
+    correlated, so that an environment's mean counts as one."""
+    env = make_env(name, max_episode_steps=limit)
+    policy = make_policy(env, (), device=device)
+    got = estimates(parts_of(make_fused(env, B, T, policy, device, precision=precision), collects), T)
+    reference = Collector(env, policy.act, policy.value, B, T, torch.Generator(device).manual_seed(77))
+    expected = estimates(parts_of(reference, collects), T)
+    for what in got:
+        (a, error_a), (b, error_b) = got[what], expected[what]
+        print(name, what, a, b, math.hypot(error_a, error_b))
+        assert abs(a - b) <= 5 * math.hypot(error_a, error_b) + 1e-12, what
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
+def test_a_million_steps_are_distributed_as_the_collectors(name):
+    check_distribution(name, None, 4096, 256, 2, "cuda")
+
+
+@interpreted
+def test_two_thousand_steps_are_distributed_as_the_collectors(monkeypatch):
+    """In one block, for which the interpreter takes as long as for a smaller one."""
+    in_one_block(monkeypatch, 64)
+    check_distribution("CartPole-v1", 12, 64, 32, 1, "cpu")
+
+
+def in_one_block(monkeypatch, size):
+    import triton
+
+    config = triton.Config({"BLOCK": size})
+    monkeypatch.setattr(build, "tuned", lambda kernel, _: triton.autotune([config], key=["B"])(kernel))
+    monkeypatch.setattr(fused, "MOST_ROWS", size)
+    monkeypatch.setattr(fused, "_kernels", fused._kernels.__wrapped__)
+
+
+# ---- the vector environment
+
+AUTORESET = (NEXT_STEP, SAME_STEP, DISABLED)
+# It starts where it always starts, so that all draws are the same; and soon falls.
+FALLING = {"low": 0.05, "high": 0.05, "theta_threshold": 0.1, "max_episode_steps": 7}
+
+
+def make_vec(mode, autoreset, num_envs=3, device="cpu", name="CartPole-v1", **params):
+    return rlgraph.make_vec(name, num_envs, device=device, mode=mode, seed=1, autoreset_mode=autoreset, **params)
+
+
+def some_actions(K, B):
+    return np.random.default_rng(0).integers(2, size=(K, B)) * (np.arange(B) > 0)  # the first falls early
+
+
+def taken(envs, actions):
+    """What steps return, and how many have elapsed after each, as numpy; resets by hand where they must be."""
+    kept = [envs.reset()[0]]
+    for action in actions:
+        *results, infos = envs.step(action)
+        kept += [*results, *(infos[key] for key in ("final_obs", "_final_obs") if key in infos)]
+        kept += [envs._carry.elapsed_B, envs._carry.done_B]
+        if envs.autoreset_mode.value == DISABLED and (ended := results[2] | results[3]).any():
+            kept.append(envs.reset(options={"reset_mask": ended})[0])
+        kept = [copy(x) for x in kept]
+    return kept
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("autoreset", AUTORESET)
+def test_a_vector_environments_steps_are_the_eager_ones(autoreset, device):
+    actions = some_actions(8, 3)
+    fused_env, eager = (make_vec(mode, autoreset, device=device, **FALLING) for mode in ("fused", "eager"))
+    assert fused_env.mode == "fused"
+    got, expected = taken(fused_env, actions), taken(eager, actions)
+    assert len(got) == len(expected)
+    for i, (a, b) in enumerate(zip(got, expected)):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype), i
+        if a.dtype == np.float32:
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, err_msg=str(i))
+        else:
+            np.testing.assert_array_equal(a, b, err_msg=str(i))
+    size = 9 if autoreset == SAME_STEP else 7
+    if autoreset != DISABLED:
+        assert any(x.any() for x in got[3::size])  # it fell
+        assert any(x.any() for x in got[4::size]) or device == "cuda"  # and was cut off
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("autoreset", [NEXT_STEP, SAME_STEP])
+def test_several_steps_are_as_many_steps(autoreset, device):
+    """In one launch; to the last bit where nothing is drawn."""
+    actions = some_actions(6, 3)
+    one, several = (make_vec("fused", autoreset, device=device, **FALLING) for _ in range(2))
+    np.testing.assert_array_equal(copy(one.reset()[0]), copy(several.reset()[0]))
+    singles = [one.step(action) for action in actions]
+    *results, infos = several.steps(actions)
+    for i, result in enumerate(results):
+        np.testing.assert_array_equal(copy(result), np.stack([copy(s[i]) for s in singles]))
+    assert set(infos) == ({"final_obs", "_final_obs"} if autoreset == SAME_STEP else set())
+    for key in infos:
+        np.testing.assert_array_equal(copy(infos[key]), np.stack([copy(s[-1][key]) for s in singles]))
+    assert differ([copy(results[2])], [np.zeros((6, 3), bool)])
+    for a, b in zip(torch.utils._pytree.tree_leaves(one._carry), torch.utils._pytree.tree_leaves(several._carry)):
+        np.testing.assert_array_equal(copy(a), copy(b))
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize("output", ["tensor", "numpy"])
+@pytest.mark.parametrize("autoreset", [NEXT_STEP, SAME_STEP])
+def test_several_steps_in_other_modes_are_a_loop(autoreset, output, backend, quick_compilation):
+    options = {"device": "cpu", "seed": 5, "autoreset_mode": autoreset, "max_episode_steps": 3}
+    one, several = (rlgraph.make_vec("Pendulum-v1", 4, backend, output=output, **options) for _ in range(2))
+    one.reset(), several.reset()
+    actions = np.random.default_rng(0).normal(size=(7, 4, 1))
+    singles = [one.step(action) for action in actions]
+    *results, infos = several.steps(actions)
+    for i, result in enumerate(results):
+        assert isinstance(result, np.ndarray) == (output == "numpy")
+        np.testing.assert_array_equal(np.asarray(result), np.stack([np.asarray(s[i]) for s in singles]))
+    assert np.asarray(results[3]).sum() == 2 * 4 if autoreset == SAME_STEP else np.asarray(results[3]).any()
+    assert set(infos) == ({"final_obs", "_final_obs"} if autoreset == SAME_STEP else set())
+    if autoreset == SAME_STEP:
+        np.testing.assert_array_equal(np.asarray(infos["_final_obs"]), np.asarray(results[2]) | np.asarray(results[3]))
+        for t, mask in enumerate(np.asarray(infos["_final_obs"])):
+            for b in np.flatnonzero(mask):
+                np.testing.assert_array_equal(
+                    np.asarray(infos["final_obs"])[t, b], np.asarray(singles[t][-1]["final_obs"][b])
+                )
+    np.testing.assert_array_equal(np.asarray(one.step(actions[0])[0]), np.asarray(several.step(actions[0])[0]))
+
+
+@pytest.mark.parametrize("mode", ["eager", pytest.param("fused", marks=interpreted)])
+def test_wrong_uses_of_several_steps_are_errors(mode):
+    envs = make_vec(mode, NEXT_STEP)
+    good = some_actions(2, 3)
+    with pytest.raises(ResetNeeded, match="call reset"):
+        envs.steps(good)
+    envs.reset()
+    before = [copy(x) for x in torch.utils._pytree.tree_leaves(envs._carry)]
+    with pytest.raises(ValueError, match=r"must have shape \[K, 3\] with K >= 1"):
+        envs.steps(good[:0])
+    with pytest.raises(ValueError, match=r"must have shape \[K, 3\] with K >= 1"):
+        envs.steps(1)
+    with pytest.raises(ValueError, match=r"must have shape \[2, 3\], got \[2, 2\]"):
+        envs.steps(good[:, :2])
+    with pytest.raises(ValueError, match=r"must have shape \[3, 3\], got \[3\]"):
+        envs.steps(good[0])
+    with pytest.raises(ValueError, match=r"in \[0, 1\], got 0 to 2"):
+        envs.steps([[0, 1, 0], [0, 2, 0]])
+    with pytest.raises(TypeError, match="integers"):
+        envs.steps(good * 0.5)
+    for a, b in zip(before, torch.utils._pytree.tree_leaves(envs._carry)):
+        np.testing.assert_array_equal(a, copy(b))
+    envs.close()
+    with pytest.raises(ClosedEnvironmentError):
+        envs.steps(good)
+    envs = make_vec(mode, DISABLED)
+    envs.reset()
+    with pytest.raises(UsageError, match=r"use step\(\) with AutoresetMode.DISABLED"):
+        envs.steps(good)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_action_out_of_range_sets_the_flag_and_the_nearest_is_taken(device):
+    """On a CPU such an action comes no further than the check: the kernel is asked directly."""
+    wrong, right = (make_vec("fused", NEXT_STEP, device=device, low=0, high=0) for _ in range(2))
+    wrong.reset(), right.reset()
+    actions = torch.tensor([[0, 5, -7], [1, 1, 0]], device=device)
+    got = wrong._steps.take(actions)
+    assert copy(wrong._out_of_range)
+    expected = right._steps.take(actions.clamp(0, 1))
+    assert not copy(right._out_of_range)
+    for a, b in zip(got, expected):
+        np.testing.assert_array_equal(copy(a), copy(b))
+    with pytest.raises(ValueError, match="outside"):
+        wrong._unverified = 1
+        wrong.reset()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("trigger", ["step", "steps"])
+def test_an_action_out_of_range_on_the_gpu_is_caught(trigger):
+    envs = make_vec("fused", NEXT_STEP, device="cuda")
+    envs.reset()
+    bad = torch.tensor([0, 2, 1], device="cuda")
+    envs.step(bad) if trigger == "step" else envs.steps(bad[None])
+    with pytest.raises(ValueError, match=r"outside \[0, 1\].*one of the last"):
+        envs.close()
+
+
+@interpreted
+def test_gymnasiums_basics_hold_in_mode_fused():
+    envs = make_vec("fused", NEXT_STEP, name="Pendulum-v1")
+    obs, info = envs.reset(seed=7)
+    assert obs.shape == (3, 3) and info == {}
+    action = envs.action_space.sample()
+    obs, reward, terminated, truncated, info = envs.step(action)
+    assert obs.shape == (3, 3) and reward.shape == terminated.shape == truncated.shape == (3,) and info == {}
+    assert (obs.dtype, reward.dtype, terminated.dtype) == (torch.float32, torch.float32, torch.bool)
+    kept = obs.clone()
+    envs.step(action)
+    assert torch.equal(obs, kept)  # it is the caller's
+    again, _ = envs.reset(seed=7)
+    assert torch.equal(again, make_vec("fused", NEXT_STEP, name="Pendulum-v1").reset(seed=7)[0])
+    envs.close()
+
+
+def test_mode_fused_without_a_form_is_an_error(monkeypatch):
+    monkeypatch.setitem(rlgraph.ENVIRONMENTS, "Sorted-v0", Sorted)
+    with pytest.raises(UsageError, match=r"environment 'Sorted-v0' cannot be fused: .*xp\.sort"):
+        rlgraph.make_vec("Sorted-v0", 3, mode="fused")
+
+
+# ---- PPO
+
+TINY = PPOConfig(
+    device="cpu", mode="fused", num_envs=4, num_steps=4, num_minibatches=2, num_epochs=1, hidden=(8,), eval_episodes=2
+)
+
+
+class Sorted(Wander):
+    ID, __file__ = "Sorted-v0", __file__
+
+    @staticmethod
+    def observe(xp, s, p):
+        ordered = xp.sort(s.at)  # LINE
+        return xp.stack([ordered, ordered], axis=1)
+
+
+SORTED_LINE = Sorted.observe.__code__.co_firstlineno + 2
+
+
+@interpreted
+def test_an_iteration_of_ppo_trains(tmp_path):
+    """Also every statistic that a kernel reads."""
+    config = dataclasses.replace(TINY, normalize_obs=True, normalize_reward=True)
+    agent = PPO(config, make_env("CartPole-v1", max_episode_steps=3))
+    assert agent.mode == "fused"
+    assert isinstance(agent.collector, FusedCollector)
+    assert agent.execution() == "rollouts in one kernel, no CUDA graph on cpu: operation by operation"
+    before, counted = agent.arrays(), copy(agent.collector.counter)
+    assert counted == 0  # making the graph has left no trace
+    metrics = iterate(agent)
+    assert np.isfinite(list(metrics.values())).all()
+    assert metrics["episodes"] == 4 and metrics["episode_length_sum"] == 4 * 3
+    for name, array in agent.arrays().items():
+        assert (array != before[name]).any(), name
+    rollout = agent.collector.rollout
+    assert copy(agent.collector.counter) == 4 and (copy(rollout.obs) != 0).any()
+    # The next rollout begins where the last ended, with the new weights; and a checkpoint of here goes on as it does.
+    arrays = agent.state_arrays()
+    metrics = iterate(agent)
+    again = PPO(config, agent.env)
+    again.load_state(arrays)
+    assert iterate(again) == metrics
+    for a, b in zip(everything(agent), everything(again), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def cli_error(capsys, *options):
+    """What the command says, in one line."""
+    assert main(["train", *options, "--device=cpu", "--mode=fused", "--num-envs=4", "--run-dir=/nowhere"]) == 2
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n"), error[:9]) == ("", 1, "rlgraph: "), (out, error)
+    return error
+
+
+@interpreted
+def test_what_cannot_be_fused_is_one_line(capsys, monkeypatch):
+    monkeypatch.setitem(rlgraph.ENVIRONMENTS, "Sorted-v0", Sorted)
+    error = cli_error(capsys, "dqn")
+    assert "mode fused needs an actor-critic whose actor is an MLP, which DQN has not; use mode graph" in error
+    error = cli_error(capsys, "ppo", "--hidden", "256")
+    assert "a kernel holds hidden layers of up to 128 units, not 256; use mode graph" in error
+    error = cli_error(capsys, "ppo", "--env=Sorted-v0")
+    assert f"environment 'Sorted-v0' cannot be fused: test_fused.py, line {SORTED_LINE}: xp.sort, has no form" in error
+
+
+def test_without_a_gpu_or_triton_it_is_one_line(capsys, monkeypatch):
+    monkeypatch.setattr(build, "interpreted", lambda: False)
+    assert "mode fused needs an NVIDIA GPU; use another" in cli_error(capsys, "ppo")
+    with pytest.raises(UsageError, match="needs an NVIDIA GPU"):
+        make_vec("fused", NEXT_STEP)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "triton" else find(name, *rest)
+    )
+    assert "mode fused needs the package triton" in cli_error(capsys, "ppo")
+    with pytest.raises(UsageError, match="needs the package triton"):
+        make_vec("fused", NEXT_STEP)
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"activation": "gelu"}, "a kernel has no activation 'gelu'; it has tanh, relu, silu"),
+        ({"log_std": torch.zeros(2)}, "logits for a Discrete action space"),
+    ],
+)
+def test_policies_that_have_no_form_are_refused(change, message):
+    env = make_env("CartPole-v1")
+    policy = make_policy(env).for_kernels()._replace(**change)
+    assert message in why_not(env, policy, torch.device("cpu"))
+    with pytest.raises(UsageError, match=message):
+        FusedCollector(env, policy, 3, 2, torch.Generator(), "ieee")
+
+
+@interpreted
+def test_many_outputs_are_refused():
+    class Many(Match):
+        @staticmethod
+        def action_space(p):
+            return gymnasium.spaces.Discrete(33)
+
+    env = build_env(Many)
+    assert "chooses among up to 32 actions, not 33" in why_not(env, make_policy(env).for_kernels(), torch.device("cpu"))
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["step", "action", "reward", "row", "obs", "ends", "seen_0", "done", "counter"])
+def test_a_leaf_with_the_name_of_something_else_is_refused(name):
+    """It would be overwritten, without a word."""
+    import collections
+
+    state = collections.namedtuple("State", [name, "t"])
+
+    class Named(Match):
+        State = state
+
+        @staticmethod
+        def reset(xp, u, p):
+            return state(u[:, 0], 0 * u[:, 0])
+
+        @staticmethod
+        def step(xp, s, action, u, p):
+            return state(s[0], s.t + 1), s.t, s.t > 3
+
+        @staticmethod
+        def observe(xp, s, p):
+            return xp.stack([s[0], s.t], axis=-1)
+
+    env = build_env(Named)
+    assert f"'{name}'" in why_not(env, make_policy(env).for_kernels(), torch.device("cpu"))
+    Named.State = state = collections.namedtuple("State", ["name", "t"])
+    env = build_env(Named)
+    assert why_not(env, make_policy(env).for_kernels(), torch.device("cpu")) is None
+
+
+@pytest.mark.gpu
+def test_auto_is_fused_where_it_applies():
+    env = make_env("CartPole-v1")
+    sizes = {"device": "auto", "mode": "auto", "num_envs": 64, "num_steps": 16}
+    agent = PPO(dataclasses.replace(TINY, **sizes), env)
+    iterate(agent)
+    assert agent.mode == "fused"
+    assert "rollouts in one kernel, one CUDA graph an iteration, replayed 1 times" in agent.execution()
+    assert PPO(dataclasses.replace(TINY, **sizes, hidden=(256,)), env).mode == "graph"
+    assert DQN(DQNConfig(device="auto", mode="auto"), env).mode == "graph"
+
+
+@pytest.mark.gpu
+def test_ppo_in_mode_fused_solves_cartpole():
+    config = dataclasses.replace(DEFAULTS["CartPole-v1"], device="cuda", mode="fused")
+    env = make_env("CartPole-v1")
+    agent = PPO(config, env)
+    for _ in range(config.num_iterations):
+        agent.iterate()
+    assert PPO.evaluate_policy(agent.policy, env, 100, seed=1).mean() >= 475
+
+
+@pytest.mark.gpu
+def test_ppo_in_mode_fused_repeats_itself():
+    config = dataclasses.replace(TINY, device="cuda", num_envs=64, num_steps=16, hidden=(64, 64))
+
+    def run(seed):
+        agent = PPO(dataclasses.replace(config, seed=seed), make_env("CartPole-v1", max_episode_steps=50))
+        metrics = [list(iterate(agent).values()) for _ in range(5)]
+        return [np.array(metrics), *everything(agent)]
+
+    first, again, other = run(0), run(0), run(1)
+    for a, b in zip(first, again, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert differ(first, other)
+
+
+# ---- generated text
+
+
+def test_the_text_of_cartpoles_kernels():
+    """So that a change of the generator shows as a change of what it writes."""
+    written = GOLDEN.read_text(encoding="utf-8")
+    assert cartpole_source() == written, "if the new text is meant: `python tests/fused_tools.py` writes the file anew"
+
+
+def test_the_text_is_the_same_in_every_process_and_compiles():
+    text = cartpole_source()
+    assert text == cartpole_source()
+    compile(text, "cartpole_rollout.py", "exec")
+
+
+@pytest.mark.parametrize("place", ["file", "missing"])
+def test_a_source_that_cannot_be_written_is_one_line(place, tmp_path, monkeypatch):
+    """A file in the folder's place; a file system that takes no files, as /proc."""
+    folder = tmp_path / "cache" if place == "file" else "/proc/1/nothing"
+    if place == "file":
+        folder.write_text("in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    with pytest.raises(UsageError, match=r"cannot write a kernel's source to .*; set XDG_CACHE_HOME") as error:
+        build.load("test: draws", [Kernel("draw", KERNEL, ())])
+    assert "\n" not in str(error.value)
+
+
+def test_a_source_is_written_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    modules = [build.load("Some-v1: draws", [Kernel("draw", KERNEL, ())]) for _ in range(2)]
+    (path,) = (tmp_path / "rlgraph").iterdir()  # nothing else is left
+    assert path.name.startswith("some_v1_") and [module.__file__ for module in modules] == [str(path)] * 2
+
+
+def test_an_environment_with_another_limit_is_another_kernel():
+    env = make_env("CartPole-v1")
+    assert isinstance(env, Environment)
+    assert hash(env) != hash(make_env("CartPole-v1", max_episode_steps=3))

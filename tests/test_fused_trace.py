@@ -1,0 +1,272 @@
+"""Environments as expression graphs: they compute what their functions compute, and say what they cannot hold."""
+
+import re
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from diagnostics import Diagnostic, NoParams, Wander
+from fused_tools import Sink
+from gymnasium.spaces import Discrete
+
+import rlgraph
+from rlgraph.environment import DISABLED, NEXT_STEP, SAME_STEP, Environment, build
+from rlgraph.fused import trace
+from rlgraph.fused.trace import FLOAT, INT, Program, TraceError, Tracer, entries, evaluate, trace_observe
+
+MODES = (SAME_STEP, NEXT_STEP, DISABLED)
+
+
+def split(name, array):
+    """A batch [B, ...] as the arrays [B] that a program takes or gives, by name."""
+    names = entries(name, array.shape[1:])
+    return dict(zip(names, array.reshape(len(array), len(names)).T, strict=True))
+
+
+def inputs_of(carry, action, u):
+    arrays = carry.state._asdict() | {"elapsed": carry.elapsed_B, "done": carry.done_B, "action": action, "u": u}
+    return {entry: x for name, array in arrays.items() for entry, x in split(name, array).items()}
+
+
+def outputs_of(step):
+    arrays = {f"next_{name}": leaf for name, leaf in step.carry.state._asdict().items()}
+    arrays |= {"next_elapsed": step.carry.elapsed_B, "next_done": step.carry.done_B, "obs": step.obs}
+    arrays |= {"reward": step.reward_B, "terminated": step.terminated_B, "truncated": step.truncated_B}
+    arrays["final_obs"] = step.final_obs
+    return {entry: x for name, array in arrays.items() for entry, x in split(name, array).items()}
+
+
+def random_actions(env, rng, B):
+    space = env.action_space
+    if isinstance(space, Discrete):
+        return rng.integers(space.start, space.start + space.n, size=B)
+    return rng.normal(0, 2, (B, *space.shape)).astype(np.float32)
+
+
+def check_against_numpy(env, mode, same, steps=30, B=50):
+    """`same(got, expected, name)` for every output of every step. Returns how many episodes ended."""
+    program, observed = trace.trace_step(env, mode), trace_observe(env)
+    rng = np.random.default_rng(0)
+    carry, _ = env.reset(np, rng.random((B, env.reset_draws), np.float32))
+    ended = 0
+    for _ in range(steps):
+        state = {entry: x for name, leaf in carry.state._asdict().items() for entry, x in split(name, leaf).items()}
+        for name, got in evaluate(observed, np, state).items():
+            same(np.broadcast_to(got, B), split("obs", env.definition.observe(np, carry.state, env.params))[name], name)
+        action, u = random_actions(env, rng, B), rng.random((B, env.draws), np.float32)
+        given = inputs_of(carry, action, u)
+        step = env.step(np, carry, action, u, mode)
+        expected = outputs_of(step)
+        results = evaluate(program, np, given)
+        assert results.keys() == expected.keys()
+        # `kept` is the step without a reset.
+        kept = outputs_of(env.step(np, carry, action, u, DISABLED))
+        results_kept = evaluate(Program(program.inputs, program.kept), np, given)
+        for name, got in [*results.items(), *results_kept.items()]:
+            assert got.dtype == expected[name].dtype, name
+        for name, got in results.items():
+            same(np.broadcast_to(got, B), expected[name], name)
+            same(np.broadcast_to(results_kept[name], B), kept[name], name)
+        ended += (step.terminated_B | step.truncated_B).sum()
+        carry = step.carry
+    return ended
+
+
+def bit_for_bit(got, expected, name):
+    np.testing.assert_array_equal(got, expected, err_msg=name)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("id", sorted(rlgraph.ENVIRONMENTS))
+def test_a_traced_step_is_the_step(id, mode):
+    assert check_against_numpy(rlgraph.make(id, max_episode_steps=7), mode, bit_for_bit) >= 3 * 50
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_vectors_integers_draws_and_an_offset(mode):
+    assert check_against_numpy(build(Wander), mode, bit_for_bit) > 50
+
+
+# ---- every function and operator
+
+
+def nearly(got, expected, name):
+    """To the last bit, but for what follows from `rounded`."""
+    if expected.dtype != np.float32 or name.startswith("next_w"):
+        bit_for_bit(got, expected, name)
+    else:
+        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_function_and_operator(mode, monkeypatch):
+    used = set()
+
+    class Watched(trace.Namespace):
+        def __getattribute__(self, name):
+            used.add(name)
+            return super().__getattribute__(name)
+
+    monkeypatch.setattr(Tracer, "xp", property(Watched))
+    assert check_against_numpy(build(Sink), mode, nearly, steps=12) > 50
+    assert {name for name in vars(trace.Namespace) if not name.startswith("_")} - used == set()
+    assert set(trace.DTYPES) - used == {"bool", "int16"}
+
+
+# ---- what it folds and finds again
+
+
+def ops_of(fn):
+    """The operations of a program of x [B, 2] and n [B] int32, in order, with constants as their values."""
+    tracer = Tracer()
+    result = fn(tracer.xp, tracer.input("x", (2,), FLOAT), tracer.input("n", (), INT))
+    nodes = np.atleast_1d(result.nodes).flat
+    program = Program(tracer.inputs, {f"out_{i}": node for i, node in enumerate(nodes)})
+    return [node.value if node.is_const or node.op == "input" else node.op for node in program.nodes()]
+
+
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [
+        (lambda xp, x, n: x[:, 0] * x[:, 1] + x[:, 0] * x[:, 1], ["x_0", "x_1", "mul", "add"]),
+        (lambda xp, x, n: xp.sin(x[:, 0]) ** 2 + xp.sin(x[:, 0]), ["x_0", "sin", "mul", "add"]),
+        (lambda xp, x, n: (x + 1 > x)[:, 0] & (x > 1)[:, 0], ["x_0", 1.0, "add", "gt", "gt", "and"]),
+        (lambda xp, x, n: xp.ones_like(n, dtype=xp.float32) * 2 + 3, [5.0]),
+        (lambda xp, x, n: xp.full_like(x[:, 0], 0.1) * 3, [float(np.float32(0.1) * np.float32(3))]),
+        (lambda xp, x, n: xp.where(xp.ones_like(n) > 0, n, n // 0), ["n"]),
+        (lambda xp, x, n: xp.where(n > 0, x[:, 0], x[:, 0]), ["x_0"]),
+        (lambda xp, x, n: 1 * x[:, 0] / 1, ["x_0"]),
+        (lambda xp, x, n: (n > 0) & True, ["n", 0, "gt"]),
+        (lambda xp, x, n: (n > 0) | xp.ones_like(n, dtype=xp.bool), [True]),
+        (lambda xp, x, n: 0 * x[:, 0], [0.0, "x_0", "mul"]),  # which NaN would show
+        (lambda xp, x, n: xp.stack([xp.zeros_like(n), xp.zeros_like(n), n], axis=1), [0, "n"]),
+        (lambda xp, x, n: xp.astype(n, xp.float32) + 0.5 * n, ["n", "cast", 0.5, "mul", "add"]),
+        (lambda xp, x, n: xp.astype(n, xp.int32), ["n"]),
+        (lambda xp, x, n: xp.sum(x[:, ::-1], axis=1), ["x_1", "x_0", "add"]),
+    ],
+)
+def test_common_subexpressions_and_constants_are_found(fn, expected):
+    found = ops_of(fn)
+    assert sorted(map(str, found)) == sorted(map(str, expected)), found
+
+
+def test_constants_that_compare_equal_are_kept_apart():
+    assert list(
+        map(repr, ops_of(lambda xp, x, n: xp.stack([0.0 * xp.ones_like(x), -0.0 * xp.ones_like(x)], axis=1)))
+    ) == [
+        "0.0",
+        "-0.0",
+    ]
+    assert ops_of(lambda xp, x, n: xp.full_like(x, xp.nan))[0] != 0
+    assert len(ops_of(lambda xp, x, n: xp.full_like(x, xp.nan))) == 1
+
+
+def test_nodes_have_the_names_of_the_environments_variables():
+    names = {node.name for node in trace.trace_step(rlgraph.make("CartPole-v1"), SAME_STEP).nodes()}
+    assert {"push", "force", "cos", "sin", "temp", "theta_acc", "x_acc", "terminated", "state_x_dot"} - names <= {
+        "push"
+    }
+    names = {node.name for node in trace.trace_step(build(Wander), SAME_STEP).nodes()}
+    assert {"push", "wind", "at_0", "at_1", "u_3", "steps", "reward", "elapsed_B"} <= names
+
+
+# ---- what it refuses
+
+
+class Bad(Diagnostic):
+    """Its reward is whatever a test asks for."""
+
+    ID = "Bad-v0"
+
+    @classmethod
+    def reward(cls, xp, s, action):
+        return cls.reward_of(xp, s.x)
+
+
+def error_of(**attributes):
+    definition = type("Bad", (Bad,), {"__file__": __file__, **attributes})
+    env = Environment("Bad-v0", definition, NoParams(), 5)  # not `build`, which runs it on numpy
+    with pytest.raises(TraceError) as error:
+        trace.trace_step(env, SAME_STEP)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def assigns(xp, x):
+    x[:, None][:, 0] = 1
+    return x
+
+
+def raises(xp, x):
+    raise KeyError("own error")
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (lambda xp, x: x if x > 0 else -x, "a Python `if`, `and`, `or` or `not` on an array: use xp.where"),
+        (lambda xp, x: x > 0 and x < 1, "a Python `if`, `and`, `or` or `not` on an array"),
+        (lambda xp, x: float(x) + x, "a Python number made of an array"),
+        (lambda xp, x: int(x) + x, "a Python number made of an array"),
+        (lambda xp, x: xp.sort(x), "xp.sort, has no form inside a kernel"),
+        (lambda xp, x: xp.linalg.norm(x), "xp.linalg, has no form inside a kernel"),
+        (lambda xp, x: x[x > 0], "indexing by an array: choose with xp.where"),
+        (lambda xp, x: x[0], "indexing the batch axis"),
+        (lambda xp, x: x[1:], "indexing the batch axis"),
+        (assigns, "assigning to entries of an array"),
+        (lambda xp, x: xp.sum(x, axis=0), "axis=0 would mix environments"),
+        (lambda xp, x: xp.sum(x), "axis=None would mix environments"),
+        (lambda xp, x: xp.stack([x, x]), "axis=0 would mix environments"),
+        (lambda xp, x: x.reshape(3, -1), "the first axis must stay the batch"),
+        (lambda xp, x: x**x, r"x \*\* array: the exponent must be a number"),
+        (lambda xp, x: x**2.5, r"x \*\* 2.5: the exponent must be 0.5 or a whole number"),
+        (lambda xp, x: 2**x, "TypeError: unsupported operand"),
+        (lambda xp, x: x @ x, "TypeError: unsupported operand"),
+        (lambda xp, x: xp.astype(x, xp.float64), "xp.float64, has no form inside a kernel"),
+        (lambda xp, x: xp.astype(x, np.float64), "float64: a kernel holds bool, float32"),
+        (lambda xp, x: x.at[:, 0].set(1), "the array attribute .at: use a function of xp"),
+        (lambda xp, x: sum(x), "iterating over the batch axis"),
+        (lambda xp, x: -(x > 0), "neg of booleans: use ~ or xp.astype"),
+        (lambda xp, x: x & x, "and of floats: it takes booleans or integers"),
+        (lambda xp, x: x + "a", "a str among arrays"),
+        (lambda xp, x: np.sin(x), "TypeError"),
+        (raises, "KeyError: 'own error'"),
+    ],
+)
+def test_what_has_no_form_in_a_kernel_is_named_with_its_line(fn, message):
+    line = fn.__code__.co_firstlineno + (fn.__name__ != "<lambda>")
+    error = error_of(reward_of=staticmethod(fn))
+    assert error.startswith(f"environment 'Bad-v0' cannot be fused: test_fused_trace.py, line {line}: "), error
+    assert re.search(message, error), error
+
+
+class Halves(NamedTuple):
+    x: Any
+    t: Any
+
+
+class Taken(NamedTuple):
+    done: Any
+    t: Any
+
+
+@pytest.mark.parametrize(
+    ("state", "dtype", "message"),
+    [
+        (Halves, np.float16, "x is of float16, which a kernel does not hold; use one of bool, float32"),
+        (Taken, np.float32, "two inputs of a step are called 'done': rename the leaf of State"),
+    ],
+)
+def test_leaves_that_no_kernel_holds(state, dtype, message):
+    def reset(xp, u, p):
+        return state(xp.astype(u[:, 0], dtype), 0 * u[:, 0])
+
+    error = error_of(State=state, reset=staticmethod(reset), observe=lambda xp, s, p: s.t)
+    assert error.startswith(f"environment 'Bad-v0' cannot be fused: test_fused_trace.py: {message}"), error
+
+
+def test_tracing_leaves_no_profiler_behind():
+    before = sys.getprofile()
+    error_of(reward_of=staticmethod(raises))
+    assert sys.getprofile() is before
