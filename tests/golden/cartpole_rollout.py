@@ -118,26 +118,24 @@ def rollout(
         tl.store(action_ptr + row, action, mask=here)
         tl.store(log_prob_ptr + row, log_prob, mask=here)
 
-        sin = library.sin(theta)
-        cos = library.cos(theta)
+        state_x = x + 0.02 * x_dot
         force = tl.where(action == 1, 10.0, -10.0).to(tl.float32)
+        sin = library.sin(theta)
         temp = (force + 0.05 * (theta_dot * theta_dot) * sin) / 1.1
+        cos = library.cos(theta)
         theta_acc = (9.8 * sin - cos * temp) / (0.5 * (1.3333334 - 0.1 * (cos * cos) / 1.1))
-        state_theta_dot = theta_dot + 0.02 * theta_acc
-        state_theta = theta + 0.02 * theta_dot
         x_acc = temp - 0.05 * theta_acc * cos / 1.1
         state_x_dot = x_dot + 0.02 * x_acc
-        state_x = x + 0.02 * x_dot
+        state_theta = theta + 0.02 * theta_dot
+        state_theta_dot = theta_dot + 0.02 * theta_acc
         elapsed_B = elapsed + 1
-        truncated_B = elapsed_B >= 500
         terminated = (tl.abs(state_x) > 2.4) | (tl.abs(state_theta) > 0.20943952)
-        done_B = terminated | truncated_B
-        carry_elapsed_B = tl.where(done_B, 0, elapsed_B)
+        truncated_B = elapsed_B >= 500
         next_x = state_x
         next_x_dot = state_x_dot
         next_theta = state_theta
         next_theta_dot = state_theta_dot
-        next_elapsed = carry_elapsed_B
+        next_elapsed = elapsed_B
         next_obs_0 = state_x
         next_obs_1 = state_x_dot
         next_obs_2 = state_theta
@@ -150,6 +148,7 @@ def rollout(
         next_final_obs_2 = state_theta
         next_final_obs_3 = state_theta_dot
         if T > 0:
+            done_B = terminated | truncated_B
             s_B4_0 = -0.05 + 0.1 * u_0
             carry_state_x = tl.where(done_B, s_B4_0, state_x)
             s_B4_1 = -0.05 + 0.1 * u_1
@@ -158,10 +157,12 @@ def rollout(
             carry_state_theta = tl.where(done_B, s_B4_2, state_theta)
             s_B4_3 = -0.05 + 0.1 * u_3
             carry_state_theta_dot = tl.where(done_B, s_B4_3, state_theta_dot)
+            carry_elapsed_B = tl.where(done_B, 0, elapsed_B)
             next_x = carry_state_x
             next_x_dot = carry_state_x_dot
             next_theta = carry_state_theta
             next_theta_dot = carry_state_theta_dot
+            next_elapsed = carry_elapsed_B
             next_obs_0 = carry_state_x
             next_obs_1 = carry_state_x_dot
             next_obs_2 = carry_state_theta
