@@ -113,6 +113,12 @@ def test_a_loaded_run_goes_on_bit_for_bit_on_a_gpu(agent, mode, tmp_path):
     check_going_on(agent, backend, tmp_path, mode=mode, device="cuda")
 
 
+@pytest.mark.gpu
+def test_a_loaded_run_of_fused_rollouts_goes_on_bit_for_bit_on_a_gpu(tmp_path):
+    """PPO's alone are."""
+    check_going_on("ppo", "torch", tmp_path, mode="fused", device="cuda")
+
+
 def changed(name: str, array: np.ndarray) -> np.ndarray:
     """Another value that is as possible."""
     if name == "generator":

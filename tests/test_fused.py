@@ -7,6 +7,8 @@ import dataclasses
 import importlib.util
 import itertools
 import math
+from collections import namedtuple
+from copy import deepcopy
 
 import gymnasium
 import numpy as np
@@ -24,7 +26,7 @@ from rlgraph.agents.networks_torch import ActorCritic
 from rlgraph.agents.ppo import DEFAULTS, PPOConfig
 from rlgraph.agents.ppo_torch import PPO
 from rlgraph.cli import main
-from rlgraph.environment import DISABLED, NEXT_STEP, SAME_STEP, Environment
+from rlgraph.environment import DISABLED, NEXT_STEP, SAME_STEP
 from rlgraph.environment import build as build_env
 from rlgraph.errors import UsageError
 from rlgraph.fused import build
@@ -219,7 +221,7 @@ CASES = [(name, 5, 6 if name == "Acrobot-v1" else 12) for name in (*ENVIRONMENTS
 @pytest.mark.parametrize(("name", "B", "T"), [*CASES, ("CartPole-v1", 21, 12), (Wander, 21, 5)])
 def test_a_rollout_is_the_collectors_on_the_same_draws(name, B, T):
     env = make_env(name, max_episode_steps=5 if T > 6 else 4)
-    check_equality(env, B, T, make_policy(env), collects=3 if name == "MountainCarContinuous-v0" else 2)
+    check_equality(env, B, T, make_policy(env), collects=3 if name == "MountainCar-v0" else 2)
 
 
 @interpreted
@@ -232,19 +234,19 @@ def test_random_actions_are_the_collectors_on_the_same_draws(name):
 @interpreted
 def test_the_limit_may_be_missing_and_parameters_count():
     env = make_env("CartPole-v1", max_episode_steps=-1, low=0.15, high=0.25, sutton_barto_reward=True)
-    env = dataclasses.replace(env)
-    collector = make_fused(env, 5, 6, make_policy(env))
-    reference = Told(collector, collector_act := make_policy(env).act, make_policy(env).value)
+    policy = make_policy(env)
+    collector = make_fused(env, 5, 6, policy)
+    reference = Told(collector, policy.act, policy.value)
     got, expected = as_numpy(collector.collect()), as_numpy(reference.collect_as(collector))
     assert_alike(got, expected, 1e-5, 1e-5)
-    assert got["terminated_TB"].any() and not got["truncated_TB"].any() and collector_act is not None
+    assert got["terminated_TB"].any() and not got["truncated_TB"].any()
     assert set(np.unique(got["reward_TB"])) == {-1, 0}
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_function_has_its_form_in_a_kernel(device):
     """Against numpy, in which the environment is written: torch cannot mix its arrays with numpy's."""
-    env, B, T = make_env(Sink), 21, 4
+    env, B, T = make_env(Sink), 16, 4
     collector = make_fused(env, B, T, None, device)
     carry = type(collector.carry)(
         env.definition.State(*(copy(leaf) for leaf in collector.carry.state)), *map(copy, collector.carry[1:])
@@ -264,18 +266,18 @@ def test_every_function_has_its_form_in_a_kernel(device):
         np.testing.assert_allclose(copy(leaf), expected, rtol=1e-4, atol=1e-4)
 
 
-# How many steps agree closely, and how much of the whole rollout agrees to a hundredth. Rounding, 1e-7, grows along a
-# trajectory: by e^4 a second in CartPole until it falls, by about e a second in Pendulum (0.05 s a step) and in
-# Acrobot (0.2 s a step), whose later steps are unrelated. A draw next to a probability (one in a million) makes
-# another action, and from there on another trajectory.
+# How many steps agree closely, and which share of the whole rollout agrees to a hundredth. Rounding, 1e-7, grows along
+# a trajectory: by e^4 a second in CartPole until it falls, by about e a second in Pendulum (0.05 s a step) and in
+# Acrobot (0.2 s a step). A draw next to a probability (one in a million) makes another action, and from there on
+# another trajectory. In the interpreter the shares are 0.9928 for Acrobot, 0.9997 for Pendulum, and 1.
 GPU_CASES = {
-    "Acrobot-v1": (20, 0.3),
-    "CartPole-v1": (20, 0.95),
-    "MountainCar-v0": (40, 0.95),
-    "MountainCarContinuous-v0": (40, 0.95),
-    "Pendulum-v1": (20, 0.7),
-    Wander: (220, 0.95),
-    Aim: (220, 0.95),
+    "Acrobot-v1": (20, 0.9),
+    "CartPole-v1": (20, 0.99),
+    "MountainCar-v0": (40, 0.99),
+    "MountainCarContinuous-v0": (40, 0.99),
+    "Pendulum-v1": (20, 0.97),
+    Wander: (220, 0.99),
+    Aim: (220, 0.99),
 }
 
 
@@ -287,10 +289,8 @@ def check_long_equality(name, B=1000, T=220, device="cuda"):
     collector = make_fused(env, B, T, policy, device)
     reference = Told(collector, policy.act, policy.value)
     got, expected = as_numpy(collector.collect()), as_numpy(reference.collect_as(collector))
-    rows = {key: got[key][:close] for key in ("terminated_TB", "truncated_TB")}
-    alike = np.stack([(rows[key] == expected[key][:close]).all(axis=0) for key in rows]).all(axis=0)
-    if got["action"].dtype == np.int64:
-        alike &= (got["action"][:close] == expected["action"][:close]).all(axis=0)
+    discrete = [key for key in ("terminated_TB", "truncated_TB", "action") if got[key].dtype != np.float32]
+    alike = np.stack([(got[key] == expected[key])[:close].all(axis=0) for key in discrete]).all(axis=0)
     assert alike.mean() >= 0.995, f"{(~alike).sum()} of {B} took another action in the first {close} steps"
     for key in ("obs", "action", "log_prob_TB", "value_TB", "reward_TB", "final_obs", "final_value_TB"):
         a, b = got[key][:close][:, alike], expected[key][:close][:, alike]
@@ -315,18 +315,12 @@ def test_long_rollouts_are_the_collectors_on_the_same_draws(name):
 
 def exact_networks(policy, rollout):
     """Log-probabilities of the actions taken and values of everything seen, in float64 by the module."""
-    policy = policy_in_double(policy)
+    policy = deepcopy(policy).double()
     obs, final_obs, action = rollout.obs.double(), rollout.final_obs.double(), rollout.action
     action = action if action.dtype == torch.int64 else action.double()
     parameters = policy.actor(policy.normalized(obs))
     log_prob = policy.distribution.log_prob(parameters.flatten(0, 1), action.flatten(0, 1)).reshape(obs.shape[:2])
     return {"log_prob_TB": log_prob, "value_TB": policy.value(obs), "final_value_TB": policy.value(final_obs)}
-
-
-def policy_in_double(policy):
-    import copy as copying
-
-    return copying.deepcopy(policy).double()
 
 
 NETWORKS = list(zip([(), (8,), (64, 64), (24, 40, 16)], ["tanh", "relu", "tanh", "silu"]))
@@ -398,15 +392,15 @@ def test_every_collect_draws_anew_and_a_seed_repeats_it(device):
     env = make_env("CartPole-v1", max_episode_steps=2)  # starts are drawn, too
     policy = make_policy(env, device=device)
 
-    def three(seed):
+    def two(seed):
         collector = make_fused(env, 5, 3, policy, device, seed=seed)
-        return [as_numpy(collector.collect())["obs"] for _ in range(3)]
+        return [as_numpy(collector.collect())["obs"] for _ in range(2)]
 
-    first, again, other = three(0), three(0), three(1)
+    first, again, other = two(0), two(0), two(1)
     for a, b in zip(first, again):
         np.testing.assert_array_equal(a, b)
     starts = [x[1 + i % 2] for i, x in enumerate(first)] + [x[1 + i % 2] for i, x in enumerate(other)]
-    assert len(np.unique(np.concatenate(starts)[:, 0])) == 6 * 5
+    assert len(np.unique(np.concatenate(starts)[:, 0])) == 4 * 5
 
 
 @interpreted
@@ -824,9 +818,7 @@ def test_many_outputs_are_refused():
 @pytest.mark.parametrize("name", ["step", "action", "reward", "row", "obs", "ends", "seen_0", "done", "counter"])
 def test_a_leaf_with_the_name_of_something_else_is_refused(name):
     """It would be overwritten, without a word."""
-    import collections
-
-    state = collections.namedtuple("State", [name, "t"])
+    state = namedtuple("State", [name, "t"])
 
     class Named(Match):
         State = state
@@ -845,7 +837,7 @@ def test_a_leaf_with_the_name_of_something_else_is_refused(name):
 
     env = build_env(Named)
     assert f"'{name}'" in why_not(env, make_policy(env).for_kernels(), torch.device("cpu"))
-    Named.State = state = collections.namedtuple("State", ["name", "t"])
+    Named.State = state = namedtuple("State", ["name", "t"])
     env = build_env(Named)
     assert why_not(env, make_policy(env).for_kernels(), torch.device("cpu")) is None
 
@@ -919,9 +911,3 @@ def test_a_source_is_written_once(tmp_path, monkeypatch):
     modules = [build.load("Some-v1: draws", [Kernel("draw", KERNEL, ())]) for _ in range(2)]
     (path,) = (tmp_path / "rlgraph").iterdir()  # nothing else is left
     assert path.name.startswith("some_v1_") and [module.__file__ for module in modules] == [str(path)] * 2
-
-
-def test_an_environment_with_another_limit_is_another_kernel():
-    env = make_env("CartPole-v1")
-    assert isinstance(env, Environment)
-    assert hash(env) != hash(make_env("CartPole-v1", max_episode_steps=3))
