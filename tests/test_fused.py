@@ -111,6 +111,11 @@ def random_policy(env):
     return lambda obs, noise: (noise * half, 0 * noise.flatten(1).sum(1))
 
 
+def rounding(device):
+    """Relative and absolute: a GPU's logarithm, exponential and quotient are good to a few units in the last place."""
+    return (1e-5, 1e-5) if device == "cpu" else (5e-5, 5e-5)
+
+
 def as_numpy(result):
     return {name: copy(x) for part in result for name, x in part._asdict().items() if x is not None}
 
@@ -161,18 +166,17 @@ def test_uniforms_and_normals_of_a_kernel(key, step, group, device):
     assert (expected < 1).all() and len(np.unique(expected)) == expected.size
     radius = np.sqrt(-2 * np.log(1 - expected[0].astype(np.float64)))
     angle = 2 * np.pi * expected[4].astype(np.float64)
-    np.testing.assert_allclose(copy(n), [radius * np.cos(angle), radius * np.sin(angle)], rtol=1e-5, atol=2e-6)
+    np.testing.assert_allclose(copy(n), [radius * np.cos(angle), radius * np.sin(angle)], *rounding(device))
 
 
 # ---- against the Collector, on the same draws
 
 
-def assert_alike(got, expected, rtol, atol, rows=slice(None)):
+def assert_alike(got, expected, rtol, atol):
     """Two rollouts with their totals: flags and integers to the last bit, floats closely."""
     assert got.keys() == expected.keys()
     for name, a in got.items():
         b = expected[name]
-        a, b = (x[rows] if x.ndim else x for x in (a, b))
         assert (a.shape, a.dtype) == (b.shape, b.dtype), name
         if name in ("length_sum", "count") or a.dtype != np.float32:
             np.testing.assert_array_equal(a, b, err_msg=name)
@@ -190,9 +194,10 @@ def assert_same_carry(collector, reference, rtol, atol):
     np.testing.assert_allclose(copy(collector.return_B), copy(reference.return_B), rtol, atol)
 
 
-def check_equality(env, B, T, policy, collects=2, device="cpu", rtol=1e-5, atol=1e-5):
+def check_equality(env, B, T, policy, collects=2):
     """Two rollouts in a row, and after a reset a third."""
-    collector = make_fused(env, B, T, policy, device, seed=3)
+    rtol, atol = rounding("cpu")
+    collector = make_fused(env, B, T, policy, seed=3)
     act, value = (random_policy(env), None) if policy is None else (policy.act, policy.value)
     reference = Told(collector, act, value)
     ended = 0
@@ -253,7 +258,7 @@ def test_every_function_has_its_form_in_a_kernel(device):
     )
     got = as_numpy(collector.collect())
     noise, u = draws(env, collector.key.item() & (2**64 - 1), 0, T, B)
-    np.testing.assert_allclose(got["action"], noise, rtol=1e-5, atol=2e-6)
+    np.testing.assert_allclose(got["action"], noise, *rounding(device))
     for t in range(T):
         action = np.clip(got["action"][t], -1, 1)  # the space's bounds; its own, so that nothing drifts apart
         step = env.step(np, carry, action, u[t], SAME_STEP)
@@ -335,7 +340,7 @@ def test_networks_are_the_modules(hidden, activation, name, device):
     policy = make_policy(env, hidden, activation, device)
     rollout, _ = make_fused(env, 3, 2, policy, device).collect()
     for field, expected in exact_networks(policy, rollout).items():
-        torch.testing.assert_close(getattr(rollout, field).double(), expected, rtol=1e-5, atol=1e-5, msg=field)
+        np.testing.assert_allclose(copy(getattr(rollout, field)), copy(expected), *rounding(device), err_msg=field)
     assert rollout.value_TB.unique().numel() == 6
 
 
@@ -381,7 +386,7 @@ def test_weights_updated_in_place_take_effect(device):
             tensor.mul_(1.7)
     rollout, _ = collector.collect()
     for field, expected in exact_networks(policy, rollout).items():
-        torch.testing.assert_close(getattr(rollout, field).double(), expected, rtol=1e-5, atol=1e-5, msg=field)
+        np.testing.assert_allclose(copy(getattr(rollout, field)), copy(expected), *rounding(device), err_msg=field)
 
 
 # ---- fresh numbers, and the same ones
@@ -573,13 +578,13 @@ def test_a_vector_environments_steps_are_the_eager_ones(autoreset, device):
     for i, (a, b) in enumerate(zip(got, expected)):
         assert (a.shape, a.dtype) == (b.shape, b.dtype), i
         if a.dtype == np.float32:
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, err_msg=str(i))
+            np.testing.assert_allclose(a, b, *rounding(device), err_msg=str(i))
         else:
             np.testing.assert_array_equal(a, b, err_msg=str(i))
     size = 9 if autoreset == SAME_STEP else 7
     if autoreset != DISABLED:
         assert any(x.any() for x in got[3::size])  # it fell
-        assert any(x.any() for x in got[4::size]) or device == "cuda"  # and was cut off
+        assert any(x.any() for x in got[4::size])  # and was cut off
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -658,11 +663,13 @@ def test_wrong_uses_of_several_steps_are_errors(mode):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_an_action_out_of_range_sets_the_flag_and_the_nearest_is_taken(device):
+@pytest.mark.parametrize("invalid", [2, -1, 10**12])
+def test_an_action_out_of_range_sets_the_flag_and_the_nearest_is_taken(invalid, device):
     """On a CPU such an action comes no further than the check: the kernel is asked directly."""
     wrong, right = (make_vec("fused", NEXT_STEP, device=device, low=0, high=0) for _ in range(2))
+    assert not copy(wrong._steps.counter)  # making the graph has left no trace
     wrong.reset(), right.reset()
-    actions = torch.tensor([[0, 5, -7], [1, 1, 0]], device=device)
+    actions = torch.tensor([[0, invalid, 1], [1, 1, 0]], device=device)
     got = wrong._steps.take(actions)
     assert copy(wrong._out_of_range)
     expected = right._steps.take(actions.clamp(0, 1))

@@ -139,6 +139,9 @@ def ops_of(fn):
         (lambda xp, x, n: 1 * x[:, 0] / 1, ["x_0"]),
         (lambda xp, x, n: (n > 0) & True, ["n", 0, "gt"]),
         (lambda xp, x, n: (n > 0) | xp.ones_like(n, dtype=xp.bool), [True]),
+        (lambda xp, x, n: (n > 0) + (n < 0), ["n", 0, "gt", "lt", "or"]),  # one bit plus one bit would be 0
+        (lambda xp, x, n: (n > 0) * (n < 0), ["n", 0, "gt", "lt", "and"]),
+        (lambda xp, x, n: xp.sum(x > 0, axis=1), ["x_0", "x_1", 0.0, "gt", "gt", "cast", "cast", "add"]),
         (lambda xp, x, n: 0 * x[:, 0], [0.0, "x_0", "mul"]),  # which NaN would show
         (lambda xp, x, n: xp.stack([xp.zeros_like(n), xp.zeros_like(n), n], axis=1), [0, "n"]),
         (lambda xp, x, n: xp.astype(n, xp.float32) + 0.5 * n, ["n", "cast", 0.5, "mul", "add"]),

@@ -605,7 +605,8 @@ class _lines_of:  # noqa: N801 - a context manager
 
 def _file_of(definition: Any) -> str:
     """A module's file; of a definition that has none, the one that its `step` was read from."""
-    return getattr(definition, "__file__", None) or definition.step.__code__.co_filename
+    code = getattr(definition.step, "__code__", None)
+    return getattr(definition, "__file__", None) or getattr(code, "co_filename", definition.__name__)
 
 
 def _named_nodes(name: str, value: Any) -> Iterator[tuple[str, Node]]:
