@@ -196,6 +196,7 @@ class Sink:
         some = some ^ xp.logical_xor(xp.less_equal(n, -1), xp.greater_equal(n, 3)) ^ xp.logical_not(xp.equal(n, 0))
         some = some ^ (xp.not_equal(n, 1) & (n != 2) & True) ^ (False | near) ^ (True ^ s.flag) ^ (near == s.flag)
         some = some ^ (near + s.flag) ^ (near * s.flag) ^ xp.maximum(near, n > 0)
+        some = some ^ xp.logical_not(n) ^ xp.logical_and(n, s.v[:, 0]) ^ xp.where(n, near, s.flag)
         count = xp.sum(s.v > 0, axis=-1, dtype=xp.int32) + xp.sum(s.w > 0, axis=1)
         return some ^ xp.any(s.v > 1, axis=-1) ^ xp.all(s.w, axis=-1) ^ (count > 2) ^ xp.asarray(near)
 

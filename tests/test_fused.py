@@ -709,10 +709,11 @@ def test_gymnasiums_basics_hold_in_mode_fused():
     envs.close()
 
 
-def test_mode_fused_without_a_form_is_an_error(monkeypatch):
+@pytest.mark.parametrize("device", DEVICES)
+def test_mode_fused_without_a_form_is_an_error(device, monkeypatch):
     monkeypatch.setitem(rlgraph.ENVIRONMENTS, "Sorted-v0", Sorted)
     with pytest.raises(UsageError, match=r"environment 'Sorted-v0' cannot be fused: .*xp\.sort"):
-        rlgraph.make_vec("Sorted-v0", 3, mode="fused")
+        rlgraph.make_vec("Sorted-v0", 3, mode="fused", device=device)
 
 
 # ---- PPO

@@ -142,6 +142,11 @@ def ops_of(fn):
         (lambda xp, x, n: (n > 0) + (n < 0), ["n", 0, "gt", "lt", "or"]),  # one bit plus one bit would be 0
         (lambda xp, x, n: (n > 0) * (n < 0), ["n", 0, "gt", "lt", "and"]),
         (lambda xp, x, n: xp.sum(x > 0, axis=1), ["x_0", "x_1", 0.0, "gt", "gt", "cast", "cast", "add"]),
+        (lambda xp, x, n: xp.any(x, axis=1), ["x_0", "x_1", "cast", "cast", "or"]),
+        (
+            lambda xp, x, n: xp.sum(x > 0, axis=1, dtype=xp.float32),
+            ["x_0", "x_1", 0.0, "gt", "gt", "cast", "cast", "add"],
+        ),
         (lambda xp, x, n: 0 * x[:, 0], [0.0, "x_0", "mul"]),  # which NaN would show
         (lambda xp, x, n: xp.stack([xp.zeros_like(n), xp.zeros_like(n), n], axis=1), [0, "n"]),
         (lambda xp, x, n: xp.astype(n, xp.float32) + 0.5 * n, ["n", "cast", 0.5, "mul", "add"]),

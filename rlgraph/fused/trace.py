@@ -493,7 +493,9 @@ class Namespace:
 
     def _summand(self, x: Array, dtype) -> Array:
         """Booleans are counted."""
-        return self.astype(x, dtype or (INT if x.dtype == BOOL else x.dtype))
+        if dtype is None:
+            dtype = INT if x.dtype == BOOL else x.dtype
+        return self.astype(x, dtype)
 
     def any(self, x, axis=None, keepdims=False):
         return self._reduce("or", self.astype(x, BOOL), axis, keepdims)
@@ -530,11 +532,16 @@ def _register_functions() -> None:
         "add": "add", "subtract": "sub", "multiply": "mul", "divide": "div", "floor_divide": "floordiv",
         "remainder": "mod", "mod": "mod", "negative": "neg", "minimum": "minimum", "maximum": "maximum", "less": "lt",
         "less_equal": "le", "greater": "gt", "greater_equal": "ge", "equal": "eq", "not_equal": "ne",
-        "logical_and": "and", "logical_or": "or", "logical_xor": "xor", "logical_not": "not",
         "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "bitwise_invert": "not",
     }  # fmt: skip
     for name, op in ({name: name for name in unary} | other).items():
         setattr(Namespace, name, lambda self, *args, _op=op: self._apply(_op, *args))
+    for op in ("and", "or", "xor", "not"):  # of truths: anything but 0 is one
+        setattr(
+            Namespace,
+            f"logical_{op}",
+            lambda self, *args, _op=op: self._apply(_op, *(self.astype(arg, BOOL) for arg in args)),
+        )
     for name, op in {"min": "minimum", "max": "maximum"}.items():
         setattr(
             Namespace,
