@@ -150,8 +150,7 @@ def check_words_of_modes(make_in_mode, backend):
 def check_graphs_are_the_default(agent, backend):
     """On a GPU."""
     iterate(agent)
-    fused = backend == "torch" and agent.why_not_fused(agent.config, agent.env) is None
-    assert agent.mode == ("fused" if fused else "graph")
+    assert agent.mode == "graph"
     expected = {"torch": "one CUDA graph an iteration, replayed 1 times", "jax": "command buffers on"}
     assert expected[backend] in agent.execution()
 

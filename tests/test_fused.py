@@ -851,15 +851,10 @@ def test_a_leaf_with_the_name_of_something_else_is_refused(name):
 
 
 @pytest.mark.gpu
-def test_auto_is_fused_where_it_applies():
-    env = make_env("CartPole-v1")
-    sizes = {"device": "auto", "mode": "auto", "num_envs": 64, "num_steps": 16}
-    agent = PPO(dataclasses.replace(TINY, **sizes), env)
+def test_ppo_says_how_it_runs():
+    agent = PPO(dataclasses.replace(TINY, device="cuda", num_envs=64, num_steps=16), make_env("CartPole-v1"))
     iterate(agent)
-    assert agent.mode == "fused"
     assert "rollouts in one kernel, one CUDA graph an iteration, replayed 1 times" in agent.execution()
-    assert PPO(dataclasses.replace(TINY, **sizes, hidden=(256,)), env).mode == "graph"
-    assert DQN(DQNConfig(device="auto", mode="auto"), env).mode == "graph"
 
 
 @pytest.mark.gpu
