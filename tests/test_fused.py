@@ -20,8 +20,6 @@ from fused_tools import GOLDEN, Sink, Told, cartpole_source, draws, philox, unif
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 
 import rlgraph
-from rlgraph.agents.dqn import DQNConfig
-from rlgraph.agents.dqn_torch import DQN
 from rlgraph.agents.networks_torch import ActorCritic
 from rlgraph.agents.ppo import DEFAULTS, PPOConfig
 from rlgraph.agents.ppo_torch import PPO
