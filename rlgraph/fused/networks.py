@@ -127,14 +127,15 @@ def normalization(obs: list[str]) -> tuple[list[str], list[str]]:
 
 
 def values_kernel(env: Environment, critic: Network) -> Kernel:
-    """The kernel that values what every step began with, and what it led to."""
+    """`values(*pointers, T, B, STEPS, BLOCK)` values what every step began with, and what it led to.
+
+    A program has a block of environments and STEPS of the steps 0 to T; step T begins with what T - 1 led to.
+    """
     obs = entries("obs", env.observation_space.shape)
-    n = len(obs)
     load_scales, seen = normalization(obs)
-    forward = [*seen, *critic.forward([f"seen_{d}" for d in range(n)], ["value"])]
-    results = ("value_ptr", "final_value_ptr", "ended_ptr")
+    forward = [*seen, *critic.forward([f"seen_{d}" for d in range(len(obs))], ["value"])]
     pointers = ["obs_ptr", "final_obs_ptr", "terminated_ptr", "truncated_ptr", *critic.parameters(), "obs_mean_ptr"]
-    pointers = [*pointers, "obs_var_ptr", *results]
+    pointers = [*pointers, "obs_var_ptr", "value_ptr", "final_value_ptr", "ended_ptr"]
     text = Text()
     text.add(0, ["@triton.jit", "def values(", *(f"{INDENT}{pointer}," for pointer in pointers)])
     text.add(0, [f"{INDENT}{argument}," for argument in ("T", "B", "STEPS", "BLOCK: tl.constexpr")] + ["):"])
@@ -154,40 +155,44 @@ def values_kernel(env: Environment, critic: Network) -> Kernel:
             "for t in range(first, first + steps):",
         ],
     )
-    text.add(
-        2,
-        [
-            "# What step t begins with is what step t - 1 led to, but where an episode ended.",
-            "at, after = here & (t < T), here & (t > 0)",
-            *(f"{x} = tl.load(obs_ptr + row * {n} + {d}, mask=at, other=0)" for d, x in enumerate(obs)),
-            "if t == T:",
-            *(
-                f"    {x} = tl.load(final_obs_ptr + (row - B) * {n} + {d}, mask=here, other=0)"
-                for d, x in enumerate(obs)
-            ),
-            *forward,
-            "tl.store(value_ptr + row, value, mask=at)",
-            "terminated = tl.load(terminated_ptr + row - B, mask=after, other=0).to(tl.int1)",
-            "ended = terminated | tl.load(truncated_ptr + row - B, mask=after, other=0).to(tl.int1)",
-            "tl.store(final_value_ptr + row - B, value, mask=after & ~ended)",
-            "# Rows where one ended are listed, and valued together.",
-            "place = count + tl.cumsum(ended.to(tl.int32), axis=0) - 1",
-            "tl.store(ended_ptr + place, row - B, mask=ended)",
-            "count += tl.sum(ended.to(tl.int32), axis=0)",
-            "row += B",
-        ],
-    )
-    text.add(
-        1,
-        [
-            "tl.debug_barrier()  # the list is written",
-            "for start in range(0, count, BLOCK):",
-            "    place = start + tl.arange(0, BLOCK)",
-            "    listed = place < count",
-            "    row = tl.load(ended_ptr + place, mask=listed, other=0)",
-            *(f"    {x} = tl.load(final_obs_ptr + row * {n} + {d}, mask=listed, other=0)" for d, x in enumerate(obs)),
-            *(INDENT + line for line in forward),
-            "    tl.store(final_value_ptr + row, value, mask=listed)",
-        ],
-    )
+    text.add(2, _values_of_a_step(obs, forward))
+    text.add(1, ["tl.debug_barrier()  # the list is written", "for start in range(0, count, BLOCK):"])
+    text.add(2, _values_of_the_list(obs, forward))
     return Kernel("values", "\n".join(text.lines) + "\n", tuple(pointers))
+
+
+def _values_of_a_step(obs: list[str], forward: list[str]) -> list[str]:
+    """Lines that value step t, and list rows where an episode ended with the step before."""
+    return [
+        "# What step t begins with is what step t - 1 led to, but where an episode ended.",
+        "at, after = here & (t < T), here & (t > 0)",
+        *_load_obs("obs_ptr", "row", "at", obs),
+        "if t == T:",
+        *(INDENT + line for line in _load_obs("final_obs_ptr", "(row - B)", "here", obs)),
+        *forward,
+        "tl.store(value_ptr + row, value, mask=at)",
+        "terminated = tl.load(terminated_ptr + row - B, mask=after, other=0).to(tl.int1)",
+        "ended = terminated | tl.load(truncated_ptr + row - B, mask=after, other=0).to(tl.int1)",
+        "tl.store(final_value_ptr + row - B, value, mask=after & ~ended)",
+        "# Rows where one ended are listed, and valued together.",
+        "place = count + tl.cumsum(ended.to(tl.int32), axis=0) - 1",
+        "tl.store(ended_ptr + place, row - B, mask=ended)",
+        "count += tl.sum(ended.to(tl.int32), axis=0)",
+        "row += B",
+    ]
+
+
+def _values_of_the_list(obs: list[str], forward: list[str]) -> list[str]:
+    return [
+        "place = start + tl.arange(0, BLOCK)",
+        "listed = place < count",
+        "row = tl.load(ended_ptr + place, mask=listed, other=0)",
+        *_load_obs("final_obs_ptr", "row", "listed", obs),
+        *forward,
+        "tl.store(final_value_ptr + row, value, mask=listed)",
+    ]
+
+
+def _load_obs(pointer: str, row: str, mask: str, obs: list[str]) -> list[str]:
+    n = len(obs)
+    return [f"{x} = tl.load({pointer} + {row} * {n} + {d}, mask={mask}, other=0)" for d, x in enumerate(obs)]

@@ -17,19 +17,8 @@ from rlgraph.fused.trace import BOOL, Program, TraceError, entries, leaves, trac
 
 TOTALS = ("ended_return", "ended_length", "ended")
 TAKEN = "which is the name of something else in a kernel"
-OWN_NAMES = (
-    "T",
-    "B",
-    "BLOCK",
-    "env",
-    "here",
-    "row",
-    "key",
-    "step",
-    "ends",
-    "done",
-    *TOTALS,
-)  # of the loop, besides those that its lines show
+# Names of the loop, besides those that its lines show.
+LOOP_NAMES = ("T", "B", "BLOCK", "env", "here", "row", "key", "step", "ends", "done", *TOTALS)
 
 
 class RolloutWriter:
@@ -57,7 +46,7 @@ class RolloutWriter:
         """`rollout(*pointers, T, B, BLOCK)`: B environments in blocks of BLOCK."""
         pointers = self._pointers()
         before, act = self._before(), [*self._draw(), *self._act()]
-        names = Names(_identifiers([*pointers, *before, *act, *OWN_NAMES]))
+        names = Names(_identifiers([*pointers, *before, *act, *LOOP_NAMES]))
         observed = self._observed(names) if self.records else []
         text = Text()
         text.add(0, ["@triton.jit", "def rollout(", *(f"{INDENT}{pointer}," for pointer in pointers)])
@@ -74,7 +63,7 @@ class RolloutWriter:
         state = {f"{leaf}_ptr" for leaf in self.leaves}
         pointers = [name for name, times in Counter(self._pointers()).items() if name not in state or times > 1]
         pointers = [name.removesuffix("_ptr") for name in pointers]
-        own = _identifiers([*pointers, *self._load_rest(), *self._draw(), *self._act(), *self.obs, *OWN_NAMES])
+        own = _identifiers([*pointers, *self._load_rest(), *self._draw(), *self._act(), *self.obs, *LOOP_NAMES])
         for name in (*self.leaves, *self.state):
             if name in own:
                 raise TraceError(f"environment {self.env.id!r} cannot be fused: rename {name!r} of State, {TAKEN}")
