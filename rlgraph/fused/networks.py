@@ -165,7 +165,8 @@ def _values_of_a_step(obs: list[str], forward: list[str]) -> list[str]:
     """Lines that value step t, and list rows where an episode ended with the step before."""
     return [
         "# What step t begins with is what step t - 1 led to, but where an episode ended.",
-        "at, after = here & (t < T), here & (t > 0)",
+        "now = tl.zeros([BLOCK], tl.int32) + t",
+        "at, after = here & (now < T), here & (now > 0)",
         *_load_obs("obs_ptr", "row", "at", obs),
         "if t == T:",
         *(INDENT + line for line in _load_obs("final_obs_ptr", "(row - B)", "here", obs)),

@@ -256,7 +256,8 @@ def values(
     count = 0
     for t in range(first, first + steps):
         # What step t begins with is what step t - 1 led to, but where an episode ended.
-        at, after = here & (t < T), here & (t > 0)
+        now = tl.zeros([BLOCK], tl.int32) + t
+        at, after = here & (now < T), here & (now > 0)
         obs_0 = tl.load(obs_ptr + row * 4 + 0, mask=at, other=0)
         obs_1 = tl.load(obs_ptr + row * 4 + 1, mask=at, other=0)
         obs_2 = tl.load(obs_ptr + row * 4 + 2, mask=at, other=0)
