@@ -161,7 +161,7 @@ class Sink:
     def rounded(xp, s):
         """What numpy rounds in another way: powers, and sums of many. [B, 3]"""
         v, w = s.v, s.w
-        some = v**3 + (abs(v) + 1) ** -2 + xp.pow(w, 4) / 8 + (abs(v) + 2) ** -3 + xp.tan(w / 5) + xp.pow(abs(v), 0.5)
+        some = v**3 + (abs(v) + 1) ** -2 + xp.pow(w, 4) / 8 + (abs(v) + 2) ** -3 + xp.tan(w / 5) + xp.power(abs(v), 0.5)
         return some + xp.mean(xp.concat([v, w, v * w], axis=-1), axis=-1, keepdims=True)
 
     @staticmethod
@@ -175,7 +175,7 @@ class Sink:
         some = some + xp.sqrt(xp.abs(v)) + xp.exp(-abs(v)) + xp.log(abs(w) + 1) + xp.tanh(v)
         some = some + xp.sin(v) * xp.cos(w) + xp.floor(v) - xp.ceil(w) + xp.sign(v) + xp.square(w)
         some = some + xp.minimum(v, w) - xp.maximum(v, 0.3) + xp.clip(v, max=1.0) + xp.clip(v, 0.0, None)
-        some = some + xp.where(xp.isnan(v), 0 * v, v) + xp.where(xp.isfinite(v), v, 0 * v)
+        some = some + xp.where(xp.isnan(v), 0 * v, v) + xp.where(xp.isfinite(v) & ~xp.isinf(w), v, 0 * v)
         some = some + xp.where((v < w) | (v <= 0), v, w) + xp.where((v > w) ^ (v >= 0.5), w, v)
         return some * p.scale + xp.e / xp.pi + xp.where(v < xp.inf, 0 * v, xp.nan * v)
 

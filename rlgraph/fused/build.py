@@ -12,7 +12,6 @@ from types import ModuleType
 import torch
 
 from rlgraph.errors import UsageError
-from rlgraph.fused.text import Kernel
 
 HEADER = '''"""{title}
 
@@ -55,12 +54,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlgraph"
 
 
-def source(title: str, kernels: list[Kernel]) -> str:
+def source(title: str, kernels: list[str]) -> str:
     """The text of a module that holds some kernels."""
-    return HEADER.format(title=title) + "\n\n".join(kernel.text for kernel in kernels)
+    return HEADER.format(title=title) + "\n\n".join(kernels)
 
 
-def load(title: str, kernels: list[Kernel]) -> ModuleType:
+def load(title: str, kernels: list[str]) -> ModuleType:
     """Write a module that holds some kernels, and import it. Its name holds a hash of its text.
 
     Raises:

@@ -5,7 +5,7 @@ import keyword
 
 import numpy as np
 
-from rlgraph.fused.trace import BOOL, FLOAT, Node, Program
+from rlgraph.fused.trace import BOOL, FLOAT, INT, Node, Program
 
 # Text and binding strength (Python's order) of each operation; functions bind strongest.
 INFIX = {
@@ -18,6 +18,8 @@ FUNCTIONS |= {name: f"library.{name}" for name in ("minimum", "maximum", "tanh",
 TYPES = {BOOL: "tl.int1", FLOAT: "tl.float32"} | {
     np.dtype(name): f"tl.{name}" for name in ("int8", "int16", "int32", "int64", "uint8")
 }
+STEPS = ("floor", "ceil", "cast", "lt", "le", "gt", "ge", "eq", "ne")  # whose result jumps where its argument moves
+BUILT_IN = ("range", "float")  # Python's, in a kernel's text
 LONGEST_LINE = 88  # of an expression; longer ones get a variable in between
 
 
@@ -25,7 +27,7 @@ class Names:
     """Names in use; a taken one gets a number."""
 
     def __init__(self, taken: set[str]):
-        self.taken = taken | set(keyword.kwlist)
+        self.taken = taken | {*keyword.kwlist, *BUILT_IN}
 
     def new(self, wanted: str) -> str:
         name, i = wanted, 2
@@ -47,6 +49,8 @@ class Writing:
     def __init__(self, program: Program, inputs: dict[str, str], names: Names):
         self.program, self.inputs, self.names = program, inputs, names
         self._uses = collections.Counter(arg for node in program.nodes() for arg in node.args)
+        # A quotient one unit off may fall on the other side of a bound, or of a whole number.
+        self._rounded = {arg for node in program.nodes() if node.op in STEPS for arg in node.args}
         self._outputs = {*program.outputs.values(), *program.kept.values()}
         self._written: dict[Node, tuple[str, int]] = {}
 
@@ -54,7 +58,8 @@ class Writing:
         """Assignments that compute some nodes; what is used once and has no name becomes part of its user's."""
         lines = []
         for node in nodes:
-            text, strength = _expression(node, [self._written[arg] for arg in node.args], self.inputs)
+            args = [self._written[arg] for arg in node.args]
+            text, strength = _expression(node, args, self.inputs, exact=node in self._rounded)
             alone = node.name or node in self._outputs or self._uses[node] > 1 or len(text) > LONGEST_LINE
             if node.op not in ("input", "const") and alone:
                 name = self.names.new(node.name or "v")
@@ -73,14 +78,16 @@ class Writing:
         return _full(text, node.dtype) if node.is_const else text
 
 
-def _expression(node: Node, args: list[tuple[str, int]], inputs: dict[str, str]) -> tuple[str, int]:
-    """A node's text and how strongly it binds."""
+def _expression(node: Node, args: list[tuple[str, int]], inputs: dict[str, str], exact: bool) -> tuple[str, int]:
+    """A node's text and how strongly it binds; an `exact` quotient is rounded as IEEE has it."""
     if node.op == "input":
         return inputs[node.value], ATOM
     if node.is_const:
         return _literal(node)
     if node.op == "cast":
         return f"{_within(args[0], ATOM)}.to({TYPES[node.dtype]})", ATOM
+    if node.op == "div" and exact:
+        return f"tl.div_rn({args[0][0]}, {args[1][0]})", ATOM
     if node.op in INFIX:
         symbol, strength = INFIX[node.op]
         # Comparisons do not chain, and sums of floats must stay in order: the right side binds tighter.
@@ -92,25 +99,26 @@ def _expression(node: Node, args: list[tuple[str, int]], inputs: dict[str, str])
         args = [(_full(args[0][0], node.dtype), ATOM), args[1]]  # the library's take blocks
     called = ", ".join(text for text, _ in args)
     if node.op in ("mod", "floordiv"):
-        return _floor_division(node, called, args), ATOM
-    text = f"{FUNCTIONS[node.op]}({called})"
-    if node.op == "where" and node.args[1].is_const and node.args[2].is_const:
-        text += f".to({TYPES[node.dtype]})"  # of two literals Triton would choose the type
-    return text, ATOM
+        return _floor_division(node, called), ATOM
+    return f"{FUNCTIONS[node.op]}({called}){_as_declared(node)}", ATOM
+
+
+def _as_declared(node: Node) -> str:
+    """A cast where Triton, which takes a literal for float32 or int32, would give something else."""
+    constants = [arg.is_const for arg in node.args[-2:]]
+    wide = node.dtype in (FLOAT, INT) and not all(constants)
+    if node.op not in ("where", "minimum", "maximum") or not any(constants) or wide:
+        return ""
+    return f".to({TYPES[node.dtype]})"
 
 
 def _full(text: str, dtype: np.dtype) -> str:
     return f"tl.full([BLOCK], {text}, {TYPES[dtype]})"
 
 
-def _floor_division(node: Node, called: str, args: list[tuple[str, int]]) -> str:
-    if node.dtype == FLOAT:
-        return (
-            f"library.floor_mod({called})"
-            if node.op == "mod"
-            else f"tl.floor({' / '.join(_within(a, 8) for a in args)})"
-        )
-    return f"library.{'floor_mod_int' if node.op == 'mod' else 'floor_div_int'}({called})"
+def _floor_division(node: Node, called: str) -> str:
+    name = "floor_mod" if node.op == "mod" else "floor_div"
+    return f"library.{name}{'' if node.dtype == FLOAT else '_int'}({called})"
 
 
 def _within(part: tuple[str, int], strength: int) -> str:
@@ -122,7 +130,10 @@ def _literal(node: Node) -> tuple[str, int]:
     if node.dtype == FLOAT:
         if not np.isfinite(node.value):
             return f'float("{node.value}")', ATOM
-        text = str(np.float32(node.value))
+        value = np.float32(node.value)
+        if 0 < abs(value) < np.finfo(np.float32).tiny:  # Triton would take it for a float64
+            return f"tl.full([BLOCK], {value}, tl.float32)", ATOM
+        text = str(value) if abs(value) < 3.4e38 else repr(float(value))  # the shortest text may round up, to infinity
     else:
         text = repr(node.value)
     return text, PREFIX if text.startswith("-") else ATOM

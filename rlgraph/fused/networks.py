@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from rlgraph.environment import Environment
-from rlgraph.fused.text import INDENT, Kernel, Text
+from rlgraph.fused.text import INDENT, Text
 from rlgraph.fused.trace import entries
 
 
@@ -92,6 +92,8 @@ class Network:
         h = f"{self.name}_h"
         lines = [f"{h} = {self.name}_b0[None, :] + {inputs[0]}[:, None] * {w}0_0[None, :]"]
         lines += [f"{h} += {x}[:, None] * {w}0_{d}[None, :]" for d, x in enumerate(inputs[1:], 1)]
+        if rounded_up(self.sizes[1]) > self.sizes[1]:  # an infinite observation times a weight of padding is NaN
+            lines += [f"{h} = tl.where({self._units(1)}[None, :] < {self.sizes[1]}, {h}, 0.0)"]
         for i in range(1, last):
             lines += [f"{h} = {self._activated(h)}", f"{h} = {self._product(h, i)} + {self.name}_b{i}[None, :]"]
         lines += [f"{h} = {self._activated(h)}"]
@@ -126,7 +128,7 @@ def normalization(obs: list[str]) -> tuple[list[str], list[str]]:
     return load, [f"seen_{d} = ({entry}.to(tl.float32) - mean_{d}) * scale_{d}" for d, entry in enumerate(obs)]
 
 
-def values_kernel(env: Environment, critic: Network) -> Kernel:
+def values_kernel(env: Environment, critic: Network) -> str:
     """`values(*pointers, T, B, STEPS, BLOCK)` values what every step began with, and what it led to.
 
     A program has a block of environments and STEPS of the steps 0 to T; step T begins with what T - 1 led to.
@@ -158,7 +160,7 @@ def values_kernel(env: Environment, critic: Network) -> Kernel:
     text.add(2, _values_of_a_step(obs, forward))
     text.add(1, ["tl.debug_barrier()  # the list is written", "for start in range(0, count, BLOCK):"])
     text.add(2, _values_of_the_list(obs, forward))
-    return Kernel("values", "\n".join(text.lines) + "\n", tuple(pointers))
+    return text.joined()
 
 
 def _values_of_a_step(obs: list[str], forward: list[str]) -> list[str]:

@@ -9,16 +9,16 @@ from collections import Counter
 import gymnasium
 
 from rlgraph.environment import Environment
-from rlgraph.fused.expressions import Names, Writing, literal
+from rlgraph.fused.expressions import BUILT_IN, Names, Writing, literal
 from rlgraph.fused.networks import Network, normalization
 from rlgraph.fused.policy import LOG_STD_RANGE
-from rlgraph.fused.text import INDENT, Kernel, Text
+from rlgraph.fused.text import INDENT, Text
 from rlgraph.fused.trace import BOOL, Program, TraceError, entries, leaves, trace_observe, trace_step
 
 TOTALS = ("ended_return", "ended_length", "ended")
 TAKEN = "which is the name of something else in a kernel"
 # Names of the loop, besides those that its lines show.
-LOOP_NAMES = ("T", "B", "BLOCK", "env", "here", "row", "key", "step", "ends", "done", *TOTALS)
+LOOP_NAMES = ("T", "B", "BLOCK", "env", "here", "row", "key", "step", "ends", "done", *TOTALS, *BUILT_IN)
 
 
 class RolloutWriter:
@@ -42,7 +42,7 @@ class RolloutWriter:
         self.records = not given  # what was seen before each action, and episode totals
         self._check_names()
 
-    def kernel(self) -> Kernel:
+    def kernel(self) -> str:
         """`rollout(*pointers, T, B, BLOCK)`: B environments in blocks of BLOCK."""
         pointers = self._pointers()
         before, act = self._before(), [*self._draw(), *self._act()]
@@ -56,7 +56,7 @@ class RolloutWriter:
             text.add(2, self._store("obs", self.obs))
         text.add(2, [*act, *self._record_action(), "", *self._step(names)])
         text.add(1, self._after())
-        return Kernel("rollout", "\n".join(text.lines) + "\n", tuple(pointers))
+        return text.joined()
 
     def _check_names(self) -> None:
         """A leaf is called as in the definition, which must not be as something else is."""
@@ -199,7 +199,7 @@ class RolloutWriter:
         lines = ["log_prob = tl.zeros([BLOCK], tl.float32)"]
         if self.discrete:
             return [*lines, f"action = (noise * {int(space.n)}).to(tl.int32)"]
-        half = float((space.high - space.low).max()) / 2
+        half = literal(float((space.high - space.low).max()) / 2)
         return [*lines, *(f"{action} = normal_{k} * {half}" for k, action in enumerate(self.action))]
 
     def _given_action(self) -> list[str]:
@@ -320,4 +320,4 @@ class RolloutWriter:
 
 
 def _identifiers(lines: list[str]) -> set[str]:
-    return set(re.findall(r"[A-Za-z_]\w*", "\n".join(lines)))
+    return set(re.findall(r"[^\W\d]\w*", "\n".join(lines)))

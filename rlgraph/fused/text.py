@@ -1,17 +1,6 @@
-"""A kernel's text."""
-
-from dataclasses import dataclass
+"""The text of a kernel."""
 
 INDENT = "    "
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A kernel's text, and the names of its pointers in order."""
-
-    name: str
-    text: str
-    pointers: tuple[str, ...]
 
 
 class Text:
@@ -22,3 +11,6 @@ class Text:
 
     def add(self, depth: int, lines: list[str]) -> None:
         self.lines += [INDENT * depth + line if line else "" for line in lines]
+
+    def joined(self) -> str:
+        return "\n".join(self.lines) + "\n"

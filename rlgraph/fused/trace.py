@@ -151,15 +151,19 @@ def trace_step(env: Environment, autoreset: str) -> Program:
         shape = env.action_space.shape
         action = tracer.input("action", shape, FLOAT if shape or not _discrete(env) else INT)
         u_BN = tracer.input("u", (env.draws,), FLOAT)
-        kept = _named_outputs(env.step(tracer.xp, carry, action, u_BN, DISABLED))
-        outputs = _named_outputs(env.step(tracer.xp, carry, action, u_BN, autoreset))
+        kept = _named_outputs(env, tracer, env.step(tracer.xp, carry, action, u_BN, DISABLED))
+        outputs = _named_outputs(env, tracer, env.step(tracer.xp, carry, action, u_BN, autoreset))
         return Program(tracer.inputs, outputs, kept)
 
 
-def _named_outputs(step: Step) -> dict[str, Node]:
+def _named_outputs(env: Environment, tracer: "Tracer", step: Step) -> dict[str, Node]:
+    """A step's numbers by name, in the types that a definition declares: on arrays they come out so by themselves."""
+    types = {f"next_{name}": dtype for name, (_, dtype) in leaves(env).items()}
+    types |= dict.fromkeys(("obs", "final_obs"), env.observation_space.dtype)
     arrays = {f"next_{name}": array for name, array in _carry_arrays(step.carry).items()}
     arrays |= {"obs": step.obs, "reward": step.reward_B, "terminated": step.terminated_B}
-    return _flat(arrays | {"truncated": step.truncated_B, "final_obs": step.final_obs})
+    arrays |= {"truncated": step.truncated_B, "final_obs": step.final_obs}
+    return _flat({name: tracer.xp.astype(array, types.get(name, array.dtype)) for name, array in arrays.items()})
 
 
 def trace_observe(env: Environment) -> Program:
@@ -167,7 +171,8 @@ def trace_observe(env: Environment) -> Program:
     tracer = Tracer()
     with _lines_of(env, tracer):
         state = _carry_inputs(tracer, env).state
-        return Program(tracer.inputs, _flat({"obs": env.definition.observe(tracer.xp, state, env.params)}))
+        obs = env.definition.observe(tracer.xp, state, env.params)
+        return Program(tracer.inputs, _flat({"obs": tracer.xp.astype(obs, env.observation_space.dtype)}))
 
 
 def leaves(env: Environment) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
@@ -316,6 +321,19 @@ class Array:
     def __bool__(self):
         raise TraceError("a Python `if`, `and`, `or` or `not` on an array: use xp.where, &, | and ~")
 
+    def __array__(self, *_, **__):
+        raise TraceError(
+            "a numpy function or index on an array: use xp's, and xp.where(xp.arange(n) == i, ...) to choose"
+        )
+
+    def __matmul__(self, other):
+        raise TraceError("a matrix product: write it as sums, xp.sum(x[:, :, None] * w, axis=1)")
+
+    __rmatmul__ = __matmul__
+
+    def __rpow__(self, base):
+        raise TraceError(f"{base} ** an array: use xp.exp")
+
     def _no_number(self, *_):
         raise TraceError("a Python number made of an array: the value differs between environments; use xp functions")
 
@@ -367,7 +385,7 @@ class Namespace:
 
     def __getattr__(self, name):
         if name in DTYPES:
-            return DTYPES[name]
+            return DTYPES[name].type  # a call of it makes a constant
         if name.startswith("__"):
             raise AttributeError(name)
         raise TraceError(f"xp.{name}")
@@ -413,6 +431,9 @@ class Namespace:
             result = result * x
         return 1 / result if exponent < 0 else result
 
+    def power(self, x, exponent):
+        return self.pow(x, exponent)
+
     def square(self, x):
         return x * x
 
@@ -429,6 +450,9 @@ class Namespace:
 
     def isnan(self, x):
         return x != x
+
+    def isinf(self, x):
+        return abs(x) == math.inf
 
     def isfinite(self, x):
         return abs(x) < math.inf
@@ -595,7 +619,7 @@ class _lines_of:  # noqa: N801 - a context manager
             return
         line = _last_line(traceback, self.file)
         if isinstance(error, TraceError):
-            what = f"{error}, has no form inside a kernel" if str(error).startswith("xp.") else str(error)
+            what = f"{error} has no form inside a kernel" if str(error).startswith("xp.") else str(error)
         elif isinstance(error, UsageError):
             return
         else:

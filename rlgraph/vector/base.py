@@ -154,9 +154,10 @@ class VectorEnv(gymnasium.vector.VectorEnv):
             actions: [K, B] integers or [K, B, *single_action_space.shape] numbers, otherwise as for `step`.
 
         Returns:
-            As K calls of `step`, stacked: obs [K, B, *single_observation_space.shape], reward, terminated and truncated
-            [K, B]. infos are empty but for SAME_STEP: "final_obs" [K, B, ...], where each step led to, and its mask
-            "_final_obs" [K, B], with every output.
+            As K calls of `step` (which in mode "fused" draw other numbers), stacked: obs
+            [K, B, *single_observation_space.shape], reward, terminated and truncated [K, B]. infos are empty but for
+            SAME_STEP: "final_obs" [K, B, ...], where each step led to, and its mask "_final_obs" [K, B], with every
+            output.
 
         Raises:
             As `step`; UsageError with AutoresetMode.DISABLED, which needs the caller between steps.
@@ -230,7 +231,7 @@ class VectorEnv(gymnasium.vector.VectorEnv):
             wanted = "integers: convert them, as with .astype(int) or argmax" if self._discrete else "floats"
             raise TypeError(f"actions must be {wanted}; got {KINDS.get(kind, array.dtype)}")
         if not isinstance(array, np.ndarray):
-            self._unverified += self._discrete
+            self._unverified += self._discrete * (len(array) if several else 1)
         elif self._discrete and not (self._low <= array.min() and array.max() <= self._high):
             raise ValueError(f"actions must be in [{self._low}, {self._high}], got {array.min()} to {array.max()}")
         return self._to_device(array)

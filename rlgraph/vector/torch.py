@@ -23,12 +23,12 @@ class TorchVectorEnv(base.VectorEnv):
         self.device = torch_device(device)
         self.mode = modes.resolve("torch", mode, on_gpu=self.device.type == "cuda")
         self._generator = torch.Generator(self.device)
+        self._graph = self._steps = None
         super().__init__(env, spec, num_envs, seed, autoreset_mode, output)
         carry, _ = env.reset(xp, torch.zeros(num_envs, env.reset_draws, device=self.device))
         # Contiguous copies: a definition may return views of one tensor, which cannot be updated one by one.
         self._carry = tree_map(lambda t: t.clone(memory_format=torch.contiguous_format), carry)
         self._out_of_range = torch.zeros((), dtype=torch.bool, device=self.device)
-        self._graph = self._steps = None
         self._run = self._prepare()
 
     def _prepare(self) -> Callable:
@@ -106,6 +106,8 @@ class TorchVectorEnv(base.VectorEnv):
 
     def _seed(self, seed):
         self._generator.manual_seed(seed)
+        if self._steps is not None:
+            self._steps.counter.zero_()
 
     def _own_array(self, array):
         array = array.detach()
