@@ -13,10 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlgraph.checkpoint import check_same_layout
-from rlgraph.fused.policy import Layer, Policy
+from rlgraph.fused.policy import LOG_STD_RANGE, Layer, Policy
 
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu}
-LOG_STD_RANGE = (-5.0, 2.0)  # keeps the standard deviation finite and above zero, however long the run
 LAYER_NORM_EPS = 1e-5
 
 

@@ -1,6 +1,7 @@
 """What all tests share: what JAX compiles quickly, and why GPU tests are skipped where there is no NVIDIA GPU."""
 
 import contextlib
+import dataclasses
 import glob
 import os
 
@@ -72,6 +73,38 @@ def quick_environment(compiled_programs) -> dict[str, str]:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
+
+
+@pytest.fixture(scope="module")
+def own_kernel_cache(tmp_path_factory):
+    """Sources of generated kernels go to a folder of the tests' own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def quick_interpreter():
+    """Half the time: the interpreter prepares its language anew for every call of a device function, and looks for
+    overflows, which Philox means to happen."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        yield
+        return
+    from triton.runtime import interpreter
+
+    prepare, prepared = interpreter._patch_lang, set()
+
+    def call(function, *args, **kwargs):
+        if function.fn not in prepared:
+            prepared.add(function.fn)
+            prepare(function.fn)
+        return function.rewrite()(*args, **kwargs)
+
+    builder = interpreter.interpreter_builder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter.InterpretedFunction, "__call__", call)
+        patch.setattr(builder, "options", dataclasses.replace(builder.options, sanitize_overflow=False))
+        yield
 
 
 def pytest_collection_modifyitems(items):

@@ -3,20 +3,66 @@
 `python tests/fused_tools.py` writes the golden file anew.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
+from diagnostics import Wander
 from gymnasium.spaces import Box
 
 import rlgraph
+from rlgraph.agents.networks_torch import ActorCritic
 from rlgraph.environment import SAME_STEP
+from rlgraph.environment import build as build_env
 from rlgraph.fused import build
 from rlgraph.fused.networks import Network, values_kernel
 from rlgraph.fused.rollouts import RolloutWriter
 from rlgraph.rollout.torch import Collector, copy_into
+
+interpreted = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles here: the tests on the GPU are run"
+)
+DEVICES = [pytest.param("cpu", marks=interpreted), pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def make_env(name, max_episode_steps=None, **params):
+    """Of a name, or a definition."""
+    made = rlgraph.make if isinstance(name, str) else build_env
+    return made(name, max_episode_steps=max_episode_steps, **params)
+
+
+def make_policy(env, hidden=(8,), activation="tanh", device="cpu"):
+    """All of its numbers matter: biases, statistics, and logits that differ."""
+    generator = torch.Generator().manual_seed(1)
+    policy = ActorCritic(env.observation_space, env.action_space, hidden, activation, generator)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+        policy.obs_mean.add_(0.1 * torch.randn(policy.obs_mean.shape, generator=generator))
+        policy.obs_var.mul_(1 + torch.rand(policy.obs_var.shape, generator=generator))
+    return policy.to(device).requires_grad_(False)
+
+
+def rounding(device):
+    """Relative and absolute: a GPU's logarithm, exponential and quotient are good to a few units in the last place."""
+    return (1e-5, 1e-5) if device == "cpu" else (5e-5, 5e-5)
+
+
+class Sorted(Wander):
+    ID, __file__ = "Sorted-v0", __file__
+
+    @staticmethod
+    def observe(xp, s, p):
+        ordered = xp.sort(s.at)  # LINE
+        return xp.stack([ordered, ordered], axis=1)
+
+
+SORTED_LINE = Sorted.observe.__code__.co_firstlineno + 2
+
 
 # ---- random numbers
 

@@ -3,13 +3,9 @@
 from dataclasses import dataclass
 
 from rlgraph.environment import Environment
+from rlgraph.fused.policy import rounded_up
 from rlgraph.fused.text import INDENT, Text
 from rlgraph.fused.trace import entries
-
-
-def rounded_up(width: int) -> int:
-    """The width that a kernel gives to a layer: a power of two that the matrix units take."""
-    return max(16, 1 << (width - 1).bit_length())
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 Array = Any
 ACTIVATIONS = ("tanh", "relu", "silu")
+MOST_OUTPUTS = 32  # of an actor in a kernel: each is a sum, and a register, of its own
 LOG_STD_RANGE = (-5.0, 2.0)  # keeps the standard deviation finite and above zero, however long the run
 
 
@@ -24,3 +25,8 @@ class Policy(NamedTuple):
     obs_mean: Array  # [D] float32
     obs_var: Array  # [D] float32
     log_std: Array | None  # [A] float32, of Gaussian actions; None where actions are discrete
+
+
+def rounded_up(width: int) -> int:
+    """The width that a kernel gives to a layer: a power of two that the matrix units take."""
+    return max(16, 1 << (width - 1).bit_length())

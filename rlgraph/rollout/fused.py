@@ -15,15 +15,14 @@ from rlgraph.environment import SAME_STEP, Carry, Environment
 from rlgraph.errors import UsageError
 from rlgraph.fused import build
 from rlgraph.fused.networks import Network, values_kernel
-from rlgraph.fused.policy import ACTIVATIONS, Layer, Policy
+from rlgraph.fused.policy import ACTIVATIONS, MOST_OUTPUTS, Layer, Policy
 from rlgraph.fused.rollouts import RolloutWriter
 from rlgraph.rollout import EpisodeTotals, Rollout
 from rlgraph.rollout.torch import copy_into, empty_rollout, owned, torch_type
 
 WIDEST = 128  # hidden units: the weights between two layers must fit into the registers of a few warps
-MOST_OUTPUTS = 32  # of an actor; each is a sum of its own
 PROGRAMS_A_PROCESSOR = 16  # of the kernel that values observations
-MOST_ROWS = 128  # of a block, see build.CONFIGS
+MOST_ROWS = max(block for block, _ in build.CONFIGS)
 
 
 class FusedCollector:

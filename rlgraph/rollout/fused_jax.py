@@ -22,7 +22,7 @@ from jax.experimental import pallas as pl
 
 from rlgraph.environment import SAME_STEP, Carry, Environment
 from rlgraph.errors import UsageError
-from rlgraph.fused.policy import ACTIVATIONS, Layer, Policy
+from rlgraph.fused.policy import ACTIVATIONS, MOST_OUTPUTS, Layer, Policy, rounded_up
 from rlgraph.fused.trace import Program, entries, evaluate, trace_step
 from rlgraph.precision import jax_matmul_precision
 from rlgraph.rollout import EpisodeTotals, Rollout
@@ -51,10 +51,9 @@ WIDE = 64  # a layer wider than this takes several times the warps
 WIDE_WARPS = {FEW: 4, MANY: 8, IEEE: 8}
 
 # What a kernel can hold.
-MAX_INPUTS, MAX_OUTPUTS = 64, 32  # entries of an observation, outputs of the actor: each is a register
+MAX_INPUTS = 64  # entries of an observation: each is a register
 MAX_WEIGHT_BYTES = 2**17  # of the matrices between hidden layers, in shared memory or registers
 
-MIN_WIDTH = 16  # of the factors of a matrix product in Triton
 OBS, RETURN = "-obs", "-return"  # names that no field of a State can have
 APPLY = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu}
 
@@ -123,7 +122,7 @@ def check(env: Environment, policy: Policy) -> None:
             space, gymnasium.spaces.Discrete | gymnasium.spaces.Box
         ),
         f"observations have {inputs} entries, at most {MAX_INPUTS} fit": inputs > MAX_INPUTS,
-        f"the actor has {outputs} outputs, at most {MAX_OUTPUTS} fit": outputs > MAX_OUTPUTS,
+        f"the actor has {outputs} outputs, at most {MOST_OUTPUTS} fit": outputs > MOST_OUTPUTS,
         f"the actor's hidden layers take {between} bytes, at most {MAX_WEIGHT_BYTES} fit": between > MAX_WEIGHT_BYTES,
         f"the activation is {policy.activation}, not one of {', '.join(ACTIVATIONS)}": policy.activation not in APPLY,
     }
@@ -210,13 +209,9 @@ def _padded(x: jax.Array, axis: int, padding: int) -> jax.Array:
     return x if padding == 0 else jnp.pad(x, [(0, padding if i == axis else 0) for i in range(x.ndim)])
 
 
-def _width(width: int) -> int:
-    return max(MIN_WIDTH, 1 << (width - 1).bit_length())
-
-
 def _padded_shape(layer: Layer) -> tuple[int, int]:
     out, inputs = layer.weight.shape
-    return _width(out), _width(inputs)
+    return rounded_up(out), rounded_up(inputs)
 
 
 def _weights(policy: Policy) -> _Weights:
@@ -232,7 +227,7 @@ def _weights(policy: Policy) -> _Weights:
 
 def _to_shape(x: jax.Array, shape: tuple[int, ...] | None = None) -> jax.Array:
     """With zeros up to `shape`, by default up to the padded width of the last axis."""
-    shape = shape or (*x.shape[:-1], _width(x.shape[-1]))
+    shape = shape or (*x.shape[:-1], rounded_up(x.shape[-1]))
     return jnp.pad(x, [(0, to - size) for size, to in zip(x.shape, shape)])
 
 
