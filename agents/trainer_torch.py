@@ -61,12 +61,14 @@ class Trainer:
         return f"{fused}one CUDA graph an iteration, replayed {self.graph.replays} times"
 
     def _resolve(self, on_gpu: bool) -> str:
-        """The mode to run.
+        """The mode to run: on a GPU "auto" is `fused` where that applies.
 
         Raises:
             UsageError: no such mode, or `fused` is asked for and does not apply.
         """
         mode = resolve("torch", self.config.mode, on_gpu)
+        if self.config.mode == "auto" and on_gpu:
+            return "fused" if self.why_not_fused(self.config, self.env) is None else mode
         if MODES["torch"][mode].fused and (reason := self.why_not_fused(self.config, self.env)):
             raise UsageError(reason)
         return mode

@@ -29,7 +29,8 @@ class TrainConfig:
     device: str = "auto"
     """auto (a GPU if there is one), cpu, cuda, cuda:1."""
     mode: str = "auto"
-    """torch: eager, compile, graph-uncompiled, graph, fused; jax: eager, jit, graph, fused. auto: graph on a GPU."""
+    """torch: eager, compile, graph-uncompiled, graph, fused; jax: eager, jit, graph, fused. auto, on a GPU: graph, or
+    fused where torch has it."""
     seed: int = 0
     """Same seed, same run; in [0, 2**32)."""
     num_envs: int = 64

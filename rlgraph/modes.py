@@ -34,8 +34,8 @@ MODES = {
 def resolve(backend: str, mode: str, on_gpu: bool) -> str:
     """The name of the mode to run: "auto" is `graph` on a GPU, else `eager` (torch) or `jit` (jax).
 
-    On a CPU torch's eager mode is the default because compiling takes longer than most runs there. `fused` has to be
-    asked for: whether it applies depends on environment and policy, see `rlgraph.rollout.fused.why_not`.
+    On a CPU torch's eager mode is the default because compiling takes longer than most runs there. Whether `fused`
+    applies depends on environment and policy (`rlgraph.rollout.fused.why_not`), so torch's trainers decide that.
 
     Raises:
         UsageError: the backend has no such mode.

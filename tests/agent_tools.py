@@ -147,10 +147,10 @@ def check_words_of_modes(make_in_mode, backend):
         assert agent.mode == (FASTEST[backend] if mode == "auto" else mode)
 
 
-def check_graphs_are_the_default(agent, backend):
+def check_graphs_are_the_default(agent, backend, mode="graph"):
     """On a GPU."""
     iterate(agent)
-    assert agent.mode == "graph"
+    assert agent.mode == mode
     expected = {"torch": "one CUDA graph an iteration, replayed 1 times", "jax": "command buffers on"}
     assert expected[backend] in agent.execution()
 

@@ -622,7 +622,8 @@ def test_target_kl_works_inside_the_graph(mode):
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_on_a_gpu_graphs_are_the_default_and_it_says_so(backend):
-    check_graphs_are_the_default(ppo(backend, device="auto", mode="auto", **WHOLE), backend)
+    mode = {"torch": "fused", "jax": "graph"}[backend]
+    check_graphs_are_the_default(ppo(backend, device="auto", mode="auto", **WHOLE), backend, mode)
 
 
 def in_precision(backend, precision, obs):
