@@ -55,10 +55,14 @@ class Trainer:
         """In words, how iterations run."""
         if self.graph is None:
             return "compiled, launched step by step" if self.mode == "compile" else "operation by operation"
-        fused = "rollouts in one kernel, " if MODES["torch"][self.mode].fused else ""
+        fused = f"{self._in_kernels()}, " if MODES["torch"][self.mode].fused else ""
         if not self.graph.captured:
             return f"{fused}no CUDA graph on {self.device.type}: operation by operation"
         return f"{fused}one CUDA graph an iteration, replayed {self.graph.replays} times"
+
+    def _in_kernels(self) -> str:
+        """In words, what mode `fused` does in kernels of its own."""
+        return "rollouts in one kernel"
 
     def _resolve(self, on_gpu: bool) -> str:
         """The mode to run: on a GPU "auto" is `fused` where that applies.
