@@ -1,5 +1,6 @@
 """From a kernel's text to something that can be launched: written to a file, imported, tuned."""
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -42,6 +43,11 @@ def check_device(device: torch.device) -> None:
         raise UsageError("mode fused needs the package triton, which torch for NVIDIA GPUs brings; use another mode")
     if device.type != "cuda" and not interpreted():
         raise UsageError("mode fused needs an NVIDIA GPU; use another (or set TRITON_INTERPRET=1: slow, in Python)")
+
+
+def on(device: torch.device) -> contextlib.AbstractContextManager:
+    """Triton launches on torch's current device: make it this one."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def cdiv(a: int, b: int) -> int:
