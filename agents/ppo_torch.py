@@ -11,7 +11,6 @@ import torch
 from rlgraph.agents.moments_torch import merge_moments
 from rlgraph.agents.networks_torch import ActorCritic, Gaussian
 from rlgraph.agents.ppo import PPOConfig
-from rlgraph.agents.returns_torch import discounted_returns, gae
 from rlgraph.agents.trainer_torch import Trainer
 from rlgraph.devices import torch_device
 from rlgraph.environment import Environment
@@ -104,11 +103,11 @@ class PPO(Trainer):
         reward_TB = rollout.reward_TB
         if config.normalize_reward:
             done_TB = rollout.terminated_TB | rollout.truncated_TB
-            g_TB, carried_B = discounted_returns(reward_TB, done_TB, self.reward_return_B, config.gamma)
+            g_TB, carried_B = self._returns.discounted_returns(reward_TB, done_TB, self.reward_return_B, config.gamma)
             self.reward_return_B.copy_(carried_B)
             merge_moments(self.reward_mean, self.reward_var, self.reward_count, g_TB.reshape(-1, 1))
             reward_TB = reward_TB / torch.sqrt(self.reward_var + 1e-8)
-        advantage_TB = gae(
+        advantage_TB = self._returns.gae(
             reward_TB,
             rollout.value_TB,
             rollout.final_value_TB,
@@ -173,6 +172,7 @@ class PPO(Trainer):
         )
         self.reward_mean, self.reward_var = torch.zeros(1, device=device), torch.ones(1, device=device)
         self.reward_return_B = torch.zeros(config.num_envs, device=device)
+        self._returns = self._returns_module(in_kernels=collector_mode == "fused")
 
     def _state(self) -> dict:
         """Every tensor that one iteration leaves to the next, by name."""

@@ -1,8 +1,11 @@
 """What the agents in torch share: how an iteration runs, what a checkpoint of a run holds, how a policy is played."""
 
+from types import ModuleType
+
 import numpy as np
 import torch
 
+from rlgraph.agents import returns_torch
 from rlgraph.agents.networks_torch import from_arrays, to_arrays
 from rlgraph.config import TrainConfig
 from rlgraph.devices import torch_device, torch_single_thread
@@ -85,6 +88,15 @@ class Trainer:
     def _in_mode(self, fn):
         """A loss, compiled where the mode compiles."""
         return compiled(fn) if self._compiles else fn
+
+    @staticmethod
+    def _returns_module(in_kernels: bool) -> ModuleType:
+        """What sums along time: `returns_torch`, or the same functions in one kernel each, which import Triton."""
+        if in_kernels:
+            from rlgraph.fused import returns
+
+            return returns
+        return returns_torch
 
     def _adam(self, parameters, learning_rate: torch.Tensor, eps: float) -> torch.optim.Adam:
         """Adam (Kingma & Ba, 2015) that a graph can hold: its moments and step counts exist, and are zero."""
