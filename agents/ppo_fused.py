@@ -14,8 +14,8 @@ from rlgraph.agents.ppo import PPOConfig
 from rlgraph.environment import Environment
 from rlgraph.fused import build
 from rlgraph.fused.adam import NORM, SUMS, TAKEN, FlatAdam
-from rlgraph.fused.gradients import Backward
-from rlgraph.fused.networks import Network, normalization
+from rlgraph.fused.gradients import Differentiated
+from rlgraph.fused.networks import Network
 from rlgraph.fused.policy import LOG_STD_RANGE, rounded_up
 from rlgraph.fused.shuffle import TILE, Shuffle
 from rlgraph.fused.text import INDENT, Text
@@ -135,8 +135,6 @@ class GradientWriter:
     def __init__(self, env: Environment, actor: Network, critic: Network, normalize: bool):
         self.env, self.actor, self.critic, self.normalize = env, actor, critic, normalize
         self.discrete = actor.relative
-        self.obs = entries("obs", env.observation_space.shape)
-        self.seen = [f"seen_{d}" for d in range(len(self.obs))]
         self.actions = [] if self.discrete else entries("action", env.action_space.shape)
         self.outputs = [f"output_{k}" for k in actor.outputs]
 
@@ -178,30 +176,24 @@ class GradientWriter:
 
     def _through_the_rows(self, network: Network, first: int, before, loss, after) -> list[str]:
         """Lines of a function: `before` the loop, `loss` from outputs to their gradients, `after` it."""
-        load, seen = normalization(self.obs)
-        backward = Backward(network, self.seen)
+        passes = Differentiated(network)
         outputs, gradients = self._names(network)
         in_loop = [
             "at = tile * BLOCK + tl.arange(0, BLOCK)",
             "here = at < M",
             "row = tl.load(order_ptr + at, mask=here, other=0).to(tl.int64)",
-            *self._gather(self.obs, "obs"),
-            *seen,
-            *network.forward(self.seen, outputs, slopes=True),
+            *passes.forward(outputs),
             "advantage = tl.load(advantage_ptr + row, mask=here, other=0.0)",
             *loss,
-            *backward.lines(gradients),
+            *passes.backward(gradients),
         ]
-        stores = backward.store(f"(partial_ptr + {first})")
         return [
-            *network.load(),
-            *load,
             *before,
-            *backward.start(),
+            *passes.start(),
             "partial_ptr += tl.program_id(0).to(tl.int64) * COLUMNS",
             "for tile in range(tl.program_id(0), tl.cdiv(M, BLOCK), tl.num_programs(0)):",
             *(INDENT + line for line in in_loop),
-            *stores,
+            *passes.store(f"(partial_ptr + {first})"),
             *after,
         ]
 

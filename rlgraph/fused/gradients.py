@@ -5,33 +5,47 @@ Everything is written for a tile of BLOCK rows at a time; see `rlgraph.fused.net
 
 from rlgraph.fused.networks import Network
 from rlgraph.fused.policy import rounded_up
+from rlgraph.fused.text import INDENT
 
 FEW = 3  # outputs whose last weights' gradients are sums of a tile each; more of them are one product
 
 
-class Backward:
-    """Writes what follows a network's forward pass, once the gradients of its `outputs` are known.
+class Differentiated:
+    """A network's passes, forward and backward, over a tile of rows; `start` comes before the loop, `store` after it.
 
     Args:
         network: with at least one hidden layer.
-        inputs: the kernel's variables [BLOCK] that its forward pass took.
 
-    The weights' gradients are sums over all rows that a program sees. Those of a hidden layer's weights and of the
-    first one's are products on the matrix units; the first one's inputs get a column of ones, which makes its bias.
+    The weights' gradients are sums over all rows that a program sees. The first layer takes `rows`, a matrix: the
+    normalised observations, a column of ones for its bias, and zeros.
     """
 
-    def __init__(self, network: Network, inputs: list[str]):
-        self.network, self.inputs = network, inputs
-        self.name, self.sizes = network.name, network.sizes
-        self.last = len(network.sizes) - 2
+    def __init__(self, network: Network):
+        self.network, self.name, self.sizes, self.last = network, network.name, network.sizes, network.last
         self.few = len(network.outputs) <= FEW
-        self.columns = rounded_up(len(inputs) + 1)
+        self.columns = rounded_up(self.sizes[0] + 1)
 
     def start(self) -> list[str]:
-        """Lines before the loop over tiles: sums are zero."""
+        """Lines that load the weights, what normalises observations, and set sums to zero."""
+        n, D, units = self.name, self.sizes[0], self.network.units(1)
+        lines = [
+            f"column = tl.arange(0, {self.columns})",
+            f"mean = tl.load(obs_mean_ptr + column, mask=column < {D}, other=0.0)",
+            f"variance = tl.load(obs_var_ptr + column, mask=column < {D}, other=1.0)",
+            "scale = 1.0 / tl.sqrt_rn(variance + 1e-8)",
+            *self.network.load_bias(0),
+            f"{n}_w0 = tl.load(",
+            f"{INDENT}{n}_w0_ptr + {units}[None, :] * {D} + column[:, None],",
+            f"{INDENT}mask=({units}[None, :] < {self.sizes[1]}) & (column[:, None] < {D}),",
+            f"{INDENT}other=0.0,",
+            ")",
+            f"{n}_w0 += tl.where(column[:, None] == {D}, {n}_b0[None, :], 0.0)",
+        ]
+        return [*lines, *self.network.load_rest(), *self._sums()]
+
+    def _sums(self) -> list[str]:
         n, width = self.name, rounded_up(self.sizes[self.last])
-        lines = [f"{n}_column = tl.arange(0, {self.columns})"]
-        lines += [f"{n}_dw0 = tl.zeros([{rounded_up(self.sizes[1])}, {self.columns}], tl.float32)"]
+        lines = [f"{n}_dw0 = tl.zeros([{rounded_up(self.sizes[1])}, {self.columns}], tl.float32)"]
         for i in range(1, self.last):
             shape = f"{rounded_up(self.sizes[i + 1])}, {rounded_up(self.sizes[i])}"
             lines += [f"{n}_dw{i} = tl.zeros([{shape}], tl.float32)"]
@@ -43,8 +57,20 @@ class Backward:
             lines += [f"{n}_dw{self.last} = tl.zeros([{self._rows}, {width}], tl.float32)"]
         return lines + [f"{self._db(k)} = tl.zeros([BLOCK], tl.float32)" for k in self.network.outputs]
 
-    def lines(self, gradients: list[str]) -> list[str]:
-        """Lines of the loop: from the gradients [BLOCK] of the `outputs` to those of all weights.
+    def forward(self, results: list[str]) -> list[str]:
+        """Lines that gather observations of `row` where `here`, and compute the `outputs` [BLOCK] each."""
+        D, h = self.sizes[0], self.network.h(1)
+        return [
+            f"within = here[:, None] & (column < {D})[None, :]",
+            f"rows = tl.load(obs_ptr + row[:, None] * {D} + column[None, :], mask=within, other=0).to(tl.float32)",
+            f"rows = tl.where(column[None, :] == {D}, 1.0, (rows - mean[None, :]) * scale[None, :])",
+            # As exact as where the policy acts: the ratio of probabilities begins at 1.
+            f'{h} = tl.dot(rows, {self.name}_w0, input_precision="tf32x3")',
+            *self.network.forward_rest(results, slopes=True),
+        ]
+
+    def backward(self, gradients: list[str]) -> list[str]:
+        """Lines from the gradients [BLOCK] of the `outputs` to those of all weights.
 
         Rows that do not count must have gradients of zero.
         """
@@ -57,13 +83,13 @@ class Backward:
             lines += [f"{n}_d = {net.before_activation(i, f'{n}_d')}", f"{n}_db{i - 1} += {n}_d"]
             lines += [f"{n}_dw{i - 1} += {net.product(f'tl.trans({n}_d)', net.h(i - 1))}"]
             lines += [f"{n}_d = {net.product(f'{n}_d', f'tl.trans({n}_w{i - 1})')}"]
-        lines += [f"{n}_d = {net.before_activation(1, f'{n}_d')}", *self._inputs_in_columns()]
-        return [*lines, f"{n}_dw0 += {net.product(f'tl.trans({n}_d)', f'{n}_in')}"]
+        lines += [f"{n}_d = {net.before_activation(1, f'{n}_d')}"]
+        return [*lines, f"{n}_dw0 += {net.product(f'tl.trans({n}_d)', 'rows')}"]
 
     def store(self, pointer: str) -> list[str]:
         """Lines after the loop that write the gradients of each layer's weight and bias, one after the other."""
         n, net, at = self.name, self.network, 0
-        D, units, column = self.sizes[0], net.units(1), f"{n}_column[None, :]"
+        D, units, column = self.sizes[0], net.units(1), "column[None, :]"
         rows = f"({units}[:, None] < {self.sizes[1]})"
         width = self.sizes[1]
         lines = [f"tl.store({pointer} + {units}[:, None] * {D} + {column}, {n}_dw0, mask={rows} & ({column} < {D}))"]
@@ -102,13 +128,6 @@ class Backward:
         for k, g in zip(self.network.outputs, gradients):
             lines += [f"{n}_out += tl.where({n}_output[None, :] == {k}, {g}[:, None], 0.0)"]
         return [*lines, f"{n}_dw{self.last} += {self.network.product(f'tl.trans({n}_out)', h)}"]
-
-    def _inputs_in_columns(self) -> list[str]:
-        n, D = self.name, len(self.inputs)
-        lines = [f"{n}_in = tl.where({n}_column[None, :] == {D}, 1.0, tl.zeros([BLOCK, {self.columns}], tl.float32))"]
-        return lines + [
-            f"{n}_in += tl.where({n}_column[None, :] == {d}, {x}[:, None], 0.0)" for d, x in enumerate(self.inputs)
-        ]
 
     def _store_last(self, pointer: str, at: int) -> list[str]:
         """Relative outputs' gradients sum to zero with that of the first one, which has none of its own."""

@@ -26,18 +26,31 @@ class Network:
         """The outputs that are computed."""
         return range(int(self.relative), self.sizes[-1])
 
+    @property
+    def last(self) -> int:
+        """The last layer's number; the first one's is 0."""
+        return len(self.sizes) - 2
+
     def parameters(self) -> list[str]:
         """Names of its pointers, a weight and a bias for each layer."""
         return [f"{self.name}_{kind}{i}_ptr" for i in range(len(self.sizes) - 1) for kind in ("w", "b")]
 
     def load(self) -> list[str]:
         """Lines before the loop: weights into registers, the hidden layers padded with zeros, which pass as zeros."""
-        last = len(self.sizes) - 2
+        if self.last == 0:
+            return self.load_rest()
+        return [*self.load_bias(0), *self._load_first(), *self.load_rest()]
+
+    def load_rest(self) -> list[str]:
+        """Those of `load` for all layers but the first, unless it is the only one."""
         lines = []
-        for i in range(last):
-            lines += self._load_vector(f"b{i}", self.units(i + 1), self.sizes[i + 1], "", new=True)
-            lines += self._load_first() if i == 0 else self._load_matrix(i)
-        return lines + self._load_last(last)
+        for i in range(1, self.last):
+            lines += [*self.load_bias(i), *self._load_matrix(i)]
+        return lines + self._load_last(self.last)
+
+    def load_bias(self, i: int) -> list[str]:
+        """Lines that load a hidden layer's bias, and count its units."""
+        return self._load_vector(f"b{i}", self.units(i + 1), self.sizes[i + 1], "", new=True)
 
     def _load_vector(self, name: str, units: str, size: int, at: str, new: bool = False) -> list[str]:
         lines = [f"{units} = tl.arange(0, {rounded_up(size)})"] if new else []
@@ -79,18 +92,24 @@ class Network:
                 lines += [f"{name.format(k)} -= {name.format(0)}" for name in [*names, f"{b}_{{}}"]]
         return lines
 
-    def forward(self, inputs: list[str], results: list[str], slopes: bool = False) -> list[str]:
-        """Lines that compute the `outputs` [BLOCK] each, into `results`, from normalised observations [BLOCK] each.
-
-        They leave what layer i gives in `h(i)`, [BLOCK, units], and with `slopes` all that `before_activation` needs.
-        """
-        last, w = len(self.sizes) - 2, f"{self.name}_w"
-        if last == 0:
+    def forward(self, inputs: list[str], results: list[str]) -> list[str]:
+        """Lines that compute the `outputs` [BLOCK] each, into `results`, from normalised observations [BLOCK] each."""
+        w = f"{self.name}_w"
+        if self.last == 0:
             sums = (" + ".join(f"{x} * {w}0_{k}_{d}" for d, x in enumerate(inputs)) for k in self.outputs)
             return [f"{result} = {s} + {self.name}_b0_{k}" for k, result, s in zip(self.outputs, results, sums)]
         h = self.h(1)
         lines = [f"{h} = {self.name}_b0[None, :] + {inputs[0]}[:, None] * {w}0_0[None, :]"]
         lines += [f"{h} += {x}[:, None] * {w}0_{d}[None, :]" for d, x in enumerate(inputs[1:], 1)]
+        return lines + self.forward_rest(results)
+
+    def forward_rest(self, results: list[str], slopes: bool = False) -> list[str]:
+        """Those of `forward` after the first layer's product, which is in `h(1)`.
+
+        They leave what layer i gives in `h(i)`, [BLOCK, units], and with `slopes` all that `before_activation` needs.
+        """
+        last, w, h = self.last, f"{self.name}_w", self.h(1)
+        lines = []
         if rounded_up(self.sizes[1]) > self.sizes[1]:  # an infinite observation times a weight of padding is NaN
             lines += [f"{h} = tl.where({self.units(1)}[None, :] < {self.sizes[1]}, {h}, 0.0)"]
         for i in range(1, last):

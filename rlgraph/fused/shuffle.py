@@ -46,16 +46,15 @@ def _shuffled(key_ptr, time_ptr, x_ptr, order_ptr, moments_ptr, N, M, BITS: tl.c
     minibatch, tile = tl.program_id(0), tl.program_id(1)
     at = tile * TILE + tl.arange(0, TILE)
     here = at < M
-    place = minibatch.to(tl.int64) * M + tl.minimum(at, M - 1)  # in the rows of all epochs
-    epoch = place // N
+    epoch = minibatch // (N // M)
     key, time = tl.load(key_ptr), tl.load(time_ptr)
-    row = (place - epoch * N).to(tl.uint32)
-    epoch = tl.max(epoch, axis=0).to(tl.uint32)  # a minibatch has one
+    row = ((minibatch - epoch * (N // M)) * M + tl.minimum(at, M - 1)).to(tl.uint32)
+    epoch = epoch.to(tl.uint32)
     row = _permuted(row, key, epoch, time, BITS)
     while tl.max(row.to(tl.int32), axis=0) >= N:  # a walk along the cycle ends inside, where it began
         row = tl.where(row.to(tl.int32) >= N, _permuted(row, key, epoch, time, BITS), row)
     row = row.to(tl.int32)
-    tl.store(order_ptr + place, row, mask=here)
+    tl.store(order_ptr + minibatch.to(tl.int64) * M + at, row, mask=here)
     x = tl.load(x_ptr + row, mask=here, other=0.0)
     mean = tl.sum(x, axis=0) / tl.minimum(M - tile * TILE, TILE)
     distance = tl.where(here, x - mean, 0.0)
