@@ -41,7 +41,7 @@ def _register(name: str, mode: str, unroll: int = 1, gpu_only: bool = False) -> 
                 agent.iterate()
 
             def outcome(pending) -> dict:
-                return training_outcome(pending.get(), agent.config.batch_size, work.agent)
+                return training_outcome(pending.get()[-1], agent.config.batch_size, work.agent)
 
             return repeated(work, lambda held: agent.iterate(), outcome)
         return _rollout(work, mode, work.num_steps, unroll)
