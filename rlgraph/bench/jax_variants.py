@@ -159,7 +159,12 @@ def repeated(work: Workload, run, read, held=None, divisible: bool = False) -> P
 
 
 def count_graph_launches(run) -> int:
-    """CUDA graph launches in one call of `run`, counted by the profiler.
+    """CUDA graph launches in one call of `run`, counted by the profiler: see `event_names`."""
+    return sum("GraphLaunch" in name for name in event_names(run))
+
+
+def event_names(run) -> list[str]:
+    """What the profiler saw in one call of `run`, by name: of the host, of the driver, of the device.
 
     The process must have been started with XLA_FLAGS=--xla_enable_command_buffers_during_profiling=true: the profiler
     turns command buffers off otherwise.
@@ -169,4 +174,4 @@ def count_graph_launches(run) -> int:
             run()
         (path,) = Path(folder).rglob("*.xplane.pb")
         planes = jax.profiler.ProfileData.from_file(str(path)).planes
-        return sum("GraphLaunch" in event.name for plane in planes for line in plane.lines for event in line.events)
+        return [event.name for plane in planes for line in plane.lines for event in line.events]
