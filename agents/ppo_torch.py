@@ -76,7 +76,7 @@ class PPO(Trainer):
         config: see PPOConfig.
         env: built by rlgraph.make.
 
-    `iterate()` runs one iteration and returns at once on a GPU: read its metrics after launching the next one.
+    `iterate()` makes one launch and returns at once on a GPU: read its metrics after the next launch.
     """
 
     # ---- the iteration

@@ -12,7 +12,7 @@ from rlgraph.devices import torch_device, torch_single_thread
 from rlgraph.environment import Environment
 from rlgraph.errors import UsageError
 from rlgraph.graph.capture import capture, compiled
-from rlgraph.graph.readback import Readback
+from rlgraph.graph.readback import Readback, Readbacks
 from rlgraph.modes import MODES, compiles, resolve
 from rlgraph.precision import torch_matmul_precision
 from rlgraph.rollout.torch import evaluate
@@ -30,7 +30,7 @@ class Trainer:
         config: the agent's.
         env: built by rlgraph.make.
 
-    `iterate()` runs one iteration and returns at once on a GPU: read its metrics after launching the next one.
+    `iterate()` makes one launch and returns at once on a GPU: read its metrics after the next launch.
     """
 
     def __init__(self, config: TrainConfig, env: Environment):
@@ -41,18 +41,29 @@ class Trainer:
         self._compiles = compiles(self.mode, on_gpu)
         fused = MODES["torch"][self.mode].fused
         self._create("fused" if fused else "compile" if self._compiles else "eager")
-        self.graph, self._run = None, self._iteration
+        self._readbacks = Readbacks()
+        self.graph, self._run = None, self._iterations
         if MODES["torch"][self.mode].graph:
             with torch_matmul_precision(config.precision):
                 self.graph = capture(
-                    self._iteration, state=self._state(), generators=[self.generator], device=self.device
+                    self._iterations, state=self._state(), generators=[self.generator], device=self.device
                 )
             self._run = self.graph.replay
+        self._replays = self.graph is not None and self.graph.captured
 
     def iterate(self) -> Readback:
-        """One iteration: T * B steps and their updates. Its METRICS are on their way."""
+        """One launch: K = config.iterations_per_launch iterations, each T * B steps and their updates.
+
+        Returns:
+            METRICS of each, [K, n], on their way. Until they are read there is time for one more launch, not for two.
+        """
+        if self._replays:  # precision and threads are the captured kernels' own: the host has nothing to set
+            return self._readbacks.start(self._run())
         with torch_matmul_precision(self.config.precision), torch_single_thread(self.device):
-            return Readback(self._run())
+            return self._readbacks.start(self._run())
+
+    def _iterations(self) -> torch.Tensor:
+        return torch.stack([self._iteration() for _ in range(self.config.iterations_per_launch)])
 
     def execution(self) -> str:
         """In words, how iterations run."""
@@ -61,7 +72,7 @@ class Trainer:
         fused = f"{self._in_kernels()}, " if MODES["torch"][self.mode].fused else ""
         if not self.graph.captured:
             return f"{fused}no CUDA graph on {self.device.type}: operation by operation"
-        return f"{fused}one CUDA graph an iteration, replayed {self.graph.replays} times"
+        return f"{fused}one CUDA graph {self.config.launch_in_words}, replayed {self.graph.replays} times"
 
     def _in_kernels(self) -> str:
         """In words, what mode `fused` does in kernels of its own."""
