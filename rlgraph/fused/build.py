@@ -29,7 +29,7 @@ from rlgraph.fused import library
 # Environments a program, and warps.
 CONFIGS = ((16, 1), (16, 2), (16, 4), (32, 1), (64, 4), (128, 4))
 # Rows a tile, and warps, of a kernel that sums gradients.
-GRADIENT_CONFIGS = ((16, 2), (32, 2), (32, 4), (64, 4), (64, 8), (128, 8))
+GRADIENT_CONFIGS = ((16, 4), (32, 4))
 
 
 def interpreted() -> bool:
