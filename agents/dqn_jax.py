@@ -67,7 +67,7 @@ class DQN(Trainer):
         config: see DQNConfig.
         env: built by rlgraph.make, with a Discrete action space.
 
-    `iterate()` runs one iteration and returns at once on a GPU: read its metrics after launching the next one.
+    `iterate()` makes one launch and returns at once on a GPU: read its metrics after the next launch.
     """
 
     def __init__(self, config: DQNConfig, env: Environment):

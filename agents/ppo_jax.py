@@ -21,6 +21,9 @@ from rlgraph.environment import Environment
 from rlgraph.rollout import Rollout, fused_jax
 from rlgraph.rollout.jax import Collector, collect, start
 
+# Optimiser steps in one turn of XLA's host loop: an int, or True for all. scripts/profile_jax.py measures others.
+UPDATE_UNROLL = 1
+
 
 class Batch(NamedTuple):
     """An iteration's N = T * B steps, flattened."""
@@ -90,7 +93,7 @@ class PPO(Trainer):
         config: see PPOConfig.
         env: built by rlgraph.make.
 
-    `iterate()` runs one iteration and returns at once on a GPU: read its metrics after launching the next one.
+    `iterate()` makes one launch and returns at once on a GPU: read its metrics after the next launch.
     """
 
     fuses = True
@@ -120,7 +123,7 @@ class PPO(Trainer):
             return self._update(learner, batch, rows_M, learning_rate)
 
         learner = (policy, state.optimizer, jnp.float32(0))
-        (policy, optimizer, _), metrics_U7 = jax.lax.scan(update, learner, rows_UM)
+        (policy, optimizer, _), metrics_U7 = jax.lax.scan(update, learner, rows_UM, unroll=UPDATE_UNROLL)
         state = state._replace(
             policy=policy, optimizer=optimizer, collector=collector, key=key, iteration=state.iteration + 1
         )

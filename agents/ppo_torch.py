@@ -11,7 +11,6 @@ import torch
 from rlgraph.agents.moments_torch import merge_moments
 from rlgraph.agents.networks_torch import ActorCritic, Gaussian
 from rlgraph.agents.ppo import PPOConfig
-from rlgraph.agents.returns_torch import discounted_returns, gae
 from rlgraph.agents.trainer_torch import Trainer
 from rlgraph.devices import torch_device
 from rlgraph.environment import Environment
@@ -77,7 +76,7 @@ class PPO(Trainer):
         config: see PPOConfig.
         env: built by rlgraph.make.
 
-    `iterate()` runs one iteration and returns at once on a GPU: read its metrics after launching the next one.
+    `iterate()` makes one launch and returns at once on a GPU: read its metrics after the next launch.
     """
 
     # ---- the iteration
@@ -91,11 +90,7 @@ class PPO(Trainer):
             if config.anneal_lr:
                 left = (1 - self.iteration / config.num_iterations).clamp(min=0)
                 self.learning_rate.copy_(config.learning_rate * left)
-        totals, stopped = torch.zeros(7, device=self.device), torch.zeros((), device=self.device)
-        for _ in range(config.num_epochs):
-            order = torch.randperm(config.batch_size, generator=self.generator, device=self.device)
-            for rows_M in order.chunk(config.num_minibatches):
-                totals += self._update(batch, rows_M, stopped)
+        totals = self._updates(batch) if self.updates is None else self.updates.run(rollout, batch.advantage)
         if config.normalize_obs:
             flat = self.policy.flat(rollout.obs).flatten(0, 1)
             merge_moments(self.policy.obs_mean, self.policy.obs_var, self.obs_count, flat)
@@ -108,11 +103,11 @@ class PPO(Trainer):
         reward_TB = rollout.reward_TB
         if config.normalize_reward:
             done_TB = rollout.terminated_TB | rollout.truncated_TB
-            g_TB, carried_B = discounted_returns(reward_TB, done_TB, self.reward_return_B, config.gamma)
+            g_TB, carried_B = self._returns.discounted_returns(reward_TB, done_TB, self.reward_return_B, config.gamma)
             self.reward_return_B.copy_(carried_B)
             merge_moments(self.reward_mean, self.reward_var, self.reward_count, g_TB.reshape(-1, 1))
             reward_TB = reward_TB / torch.sqrt(self.reward_var + 1e-8)
-        advantage_TB = gae(
+        advantage_TB = self._returns.gae(
             reward_TB,
             rollout.value_TB,
             rollout.final_value_TB,
@@ -123,6 +118,16 @@ class PPO(Trainer):
         )
         batch = Batch(rollout.obs, rollout.action, rollout.log_prob_TB, rollout.value_TB, advantage_TB)
         return Batch(*(x.flatten(0, 1) for x in batch))
+
+    def _updates(self, batch: Batch) -> torch.Tensor:
+        """All epochs. Returns [7]: sums of what `_update` gives."""
+        config = self.config
+        totals, stopped = torch.zeros(7, device=self.device), torch.zeros((), device=self.device)
+        for _ in range(config.num_epochs):
+            order = torch.randperm(config.batch_size, generator=self.generator, device=self.device)
+            for rows_M in order.chunk(config.num_minibatches):
+                totals += self._update(batch, rows_M, stopped)
+        return totals
 
     def _update(self, batch: Batch, rows_M: torch.Tensor, stopped: torch.Tensor) -> torch.Tensor:
         """One optimiser step, unless `stopped` ([], 0 or 1) is set or becomes set by the target KL.
@@ -151,27 +156,30 @@ class PPO(Trainer):
         self.generator = torch.Generator(device).manual_seed(config.seed)
         self.policy = self.build_policy(config, self.env)
         sizes = (config.num_envs, config.num_steps, self.generator)
+        self.learning_rate = torch.tensor(config.learning_rate, device=device)
+        self.iteration = torch.zeros((), dtype=torch.int64, device=device)
+        self.updates = self._fused_updates() if collector_mode == "fused" else None
+        if self.updates is None:
+            self._loss = self._in_mode(ppo_loss)
+            self.optimizer = self._adam(self.policy.parameters(), self.learning_rate, eps=1e-5)
         if collector_mode == "fused":
             self.collector = FusedCollector(self.env, self.policy.for_kernels(), *sizes, config.precision)
         else:
             self.collector = Collector(self.env, self.policy.act, self.policy.value, *sizes, collector_mode)
-        self.learning_rate = torch.tensor(config.learning_rate, device=device)
-        self._loss = self._in_mode(ppo_loss)
-        self.optimizer = self._adam(self.policy.parameters(), self.learning_rate, eps=1e-5)
-        self.iteration = torch.zeros((), dtype=torch.int64, device=device)
         self.obs_count, self.reward_count = (
             torch.tensor(1e-4, device=device),
             torch.tensor(1e-4, device=device),
         )
         self.reward_mean, self.reward_var = torch.zeros(1, device=device), torch.ones(1, device=device)
         self.reward_return_B = torch.zeros(config.num_envs, device=device)
+        self._returns = self._returns_module(in_kernels=collector_mode == "fused")
 
     def _state(self) -> dict:
         """Every tensor that one iteration leaves to the next, by name."""
         return {
             "collector": self.collector.state(),
             "policy": self.policy.state_dict(),
-            "optimizer": {name: self.optimizer.state[p] for name, p in self.policy.named_parameters()},
+            "optimizer": dict(zip(dict(self.policy.named_parameters()), self._optimizer_state())),
             "learning_rate": self.learning_rate,
             "iteration": self.iteration,
             "obs_count": self.obs_count,
@@ -180,6 +188,24 @@ class PPO(Trainer):
             "reward_count": self.reward_count,
             "reward_return_B": self.reward_return_B,
         }
+
+    def _fused_updates(self):
+        """None where the updates do not fit into kernels."""
+        from rlgraph.agents import ppo_fused  # imports Triton, which torch for a CPU lacks
+
+        if ppo_fused.why_not(self.policy) is not None:
+            return None
+        schedule = (self.learning_rate, self.iteration)
+        return ppo_fused.FusedUpdates(self.env, self.policy, self.config, *schedule, self.generator)
+
+    def _optimizer_state(self) -> list[dict]:
+        """Of each parameter, in their order."""
+        if self.updates is not None:
+            return self.updates.adam.state()
+        return [self.optimizer.state[parameter] for parameter in self.policy.parameters()]
+
+    def _in_kernels(self) -> str:
+        return "rollouts in one kernel, updates compiled" if self.updates is None else "rollouts and updates in kernels"
 
     @classmethod
     def why_not_fused(cls, config: PPOConfig, env: Environment) -> str | None:

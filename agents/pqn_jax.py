@@ -63,7 +63,7 @@ class PQN(Trainer):
         config: see PQNConfig.
         env: built by rlgraph.make, with a Discrete action space.
 
-    `iterate()` runs one iteration and returns at once on a GPU: read its metrics after launching the next one.
+    `iterate()` makes one launch and returns at once on a GPU: read its metrics after the next launch.
     """
 
     def __init__(self, config: PQNConfig, env: Environment):

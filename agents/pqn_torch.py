@@ -10,7 +10,6 @@ import torch
 
 from rlgraph.agents.networks_torch import LayerNormQNetwork, epsilon_greedy
 from rlgraph.agents.pqn import PQNConfig
-from rlgraph.agents.returns_torch import lambda_returns
 from rlgraph.agents.trainer_torch import Trainer
 from rlgraph.config import check_discrete
 from rlgraph.devices import torch_device
@@ -51,7 +50,7 @@ class PQN(Trainer):
         config: see PQNConfig.
         env: built by rlgraph.make, with a Discrete action space.
 
-    `iterate()` runs one iteration and returns at once on a GPU: read its metrics after launching the next one.
+    `iterate()` makes one launch and returns at once on a GPU: read its metrics after the next launch.
     """
 
     def __init__(self, config: PQNConfig, env: Environment):
@@ -90,7 +89,7 @@ class PQN(Trainer):
     @torch.no_grad()
     def _targets(self, rollout: Rollout) -> Batch:
         config = self.config
-        target_TB = lambda_returns(
+        target_TB = self._returns.lambda_returns(
             rollout.reward_TB,
             in_parts(lambda obs: self.policy(obs).amax(-1), rollout.final_obs),
             rollout.terminated_TB,
@@ -121,6 +120,8 @@ class PQN(Trainer):
         self.collector = Collector(
             self.env, self._act, None, config.num_envs, config.num_steps, self.generator, collector_mode
         )
+        # Where the mode compiles: what runs the eager kernels equals `eager` to the last bit.
+        self._returns = self._returns_module(in_kernels=self._compiles and device.type == "cuda")
         # The paper's RAdam is Adam after a warm-up of its own; torch has no fused one, and on a CPU it reads its step
         # counts on the host.
         self._loss = self._in_mode(pqn_loss)

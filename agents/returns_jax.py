@@ -28,7 +28,8 @@ def gae(reward_TB, value_TB, final_value_TB, terminated_TB, truncated_TB, gamma:
     Returns:
         Advantages [T, B]; the value targets are these plus `value_TB`.
     """
-    delta_TB = reward_TB + gamma * final_value_TB * ~terminated_TB - value_TB  # eq. 10
+    future_TB = jnp.where(terminated_TB, 0, final_value_TB)  # not a product: 0 times infinity is no number
+    delta_TB = reward_TB + gamma * future_TB - value_TB  # eq. 10
     return linear_scan(gamma * gae_lambda * ~(terminated_TB | truncated_TB), delta_TB)
 
 
@@ -66,5 +67,6 @@ def lambda_returns(reward_TB, final_value_TB, terminated_TB, truncated_TB, gamma
     """
     going_on_TB = ~(terminated_TB | truncated_TB)
     lambda_TB = q_lambda * going_on_TB.at[-1].set(False)
-    x_TB = reward_TB + gamma * (1 - lambda_TB) * final_value_TB * ~terminated_TB
+    future_TB = jnp.where(terminated_TB, 0, final_value_TB)
+    x_TB = reward_TB + gamma * (1 - lambda_TB) * future_TB
     return linear_scan(gamma * lambda_TB, x_TB)

@@ -32,7 +32,8 @@ def gae(reward_TB, value_TB, final_value_TB, terminated_TB, truncated_TB, gamma:
     Returns:
         Advantages [T, B]; the value targets are these plus `value_TB`.
     """
-    delta_TB = reward_TB + gamma * final_value_TB * ~terminated_TB - value_TB  # eq. 10
+    future_TB = final_value_TB.masked_fill(terminated_TB, 0)  # not a product: 0 times infinity is no number
+    delta_TB = reward_TB + gamma * future_TB - value_TB  # eq. 10
     return linear_scan(gamma * gae_lambda * ~(terminated_TB | truncated_TB), delta_TB)
 
 
@@ -71,5 +72,6 @@ def lambda_returns(reward_TB, final_value_TB, terminated_TB, truncated_TB, gamma
     """
     going_on_TB = ~(terminated_TB | truncated_TB)
     lambda_TB = q_lambda * torch.cat([going_on_TB[:-1], torch.zeros_like(going_on_TB[-1:])])
-    x_TB = reward_TB + gamma * (1 - lambda_TB) * final_value_TB * ~terminated_TB
+    future_TB = final_value_TB.masked_fill(terminated_TB, 0)
+    x_TB = reward_TB + gamma * (1 - lambda_TB) * future_TB
     return linear_scan(gamma * lambda_TB, x_TB)

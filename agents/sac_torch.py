@@ -80,7 +80,7 @@ class SAC(Trainer):
         config: see SACConfig.
         env: built by rlgraph.make.
 
-    `iterate()` runs one iteration and returns at once on a GPU: read its metrics after launching the next one.
+    `iterate()` makes one launch and returns at once on a GPU: read its metrics after the next launch.
     """
 
     def __init__(self, config: SACConfig, env: Environment):

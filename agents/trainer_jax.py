@@ -17,7 +17,7 @@ from rlgraph.graph.xla import Readback, prepare
 from rlgraph.modes import MODES, resolve
 from rlgraph.precision import jax_matmul_precision
 from rlgraph.rollout.jax import evaluate
-from rlgraph.state_jax import flat_state, restore
+from rlgraph.state_jax import flat_state, numbers_of, restore
 
 # Environment steps in one turn of XLA's host loop on a GPU; measured with PPO, see docs/results.md.
 GPU_UNROLL = 16
@@ -33,7 +33,7 @@ class Trainer:
         config: the agent's.
         env: built by rlgraph.make.
 
-    `iterate()` runs one iteration and returns at once on a GPU: read its metrics after launching the next one.
+    `iterate()` makes one launch and returns at once on a GPU: read its metrics after the next launch.
     """
 
     fuses = False  # whether the agent has a mode that runs rollouts in one kernel
@@ -51,25 +51,48 @@ class Trainer:
             state = self._create()
         # Donated buffers must be distinct and stay on the device.
         self.state: Any = jax.device_put(jax.tree.map(jnp.copy, state), self.device)
-        self._iterate = prepare(self._iteration, self.mode, donate_argnums=(0,), device=self.device)
+        self._launch = prepare(self._iterations, self.mode, donate_argnums=(0,), device=self.device)
+
+    @property
+    def state(self) -> Any:
+        """Everything that outlives an iteration; the next launch takes its arrays away."""
+        return self._state_of(self._numbers)
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._numbers, self._state_of = numbers_of(state)
 
     def iterate(self) -> Readback:
-        """One iteration: T * B steps and their updates. Its METRICS are on their way."""
-        with jax_matmul_precision(self.config.precision):
-            self.state, metrics = self._iterate(self.state)
-        return Readback(metrics)
+        """One launch: K = config.iterations_per_launch iterations, each T * B steps and their updates.
+
+        Returns:
+            METRICS of each, [K, n], on their way.
+        """
+        with jax_matmul_precision(self.config.precision):  # JAX compiles anew where it is another
+            self._numbers, metrics_Kn = self._launch(self._numbers)
+        return Readback(metrics_Kn)
+
+    def _iterations(self, numbers: list[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
+        """K iterations in one loop, whose body XLA compiles once and runs on buffers that stay where they are."""
+        state, metrics_Kn = jax.lax.scan(
+            lambda state, _: self._iteration(state),
+            self._state_of(numbers),
+            length=self.config.iterations_per_launch,
+        )
+        return numbers_of(state)[0], metrics_Kn
 
     def execution(self) -> str:
         """In words, how iterations run."""
         chosen = MODES["jax"][self.mode]
         if not chosen.compile:
             return "operation by operation"
+        program = f"one XLA program {self.config.launch_in_words}"
         if self.fused and self.device.platform != "gpu":
-            return "one XLA program an iteration, the rollout's kernel interpreted: slow, for tests"
+            return f"{program}, the rollout's kernel interpreted: slow, for tests"
         if self.device.platform != "gpu":
-            return "one XLA program an iteration (a CPU has no command buffers)"
+            return f"{program} (a CPU has no command buffers)"
         rollout = ", rollouts in one kernel" if self.fused else ""
-        return f"one XLA program an iteration, command buffers {'on' if chosen.graph else 'off'}{rollout}"
+        return f"{program}, command buffers {'on' if chosen.graph else 'off'}{rollout}"
 
     # ---- checkpoints
 

@@ -1,17 +1,19 @@
 """What the agents in torch share: how an iteration runs, what a checkpoint of a run holds, how a policy is played."""
 
 from collections.abc import Callable
+from types import ModuleType
 
 import numpy as np
 import torch
 
+from rlgraph.agents import returns_torch
 from rlgraph.agents.networks_torch import from_arrays, to_arrays
 from rlgraph.config import TrainConfig
 from rlgraph.devices import torch_device, torch_single_thread
 from rlgraph.environment import Environment
 from rlgraph.errors import UsageError
 from rlgraph.graph.capture import capture, compiled
-from rlgraph.graph.readback import Readback
+from rlgraph.graph.readback import Readback, Readbacks
 from rlgraph.modes import MODES, compiles, resolve
 from rlgraph.precision import torch_matmul_precision
 from rlgraph.rollout.fused import FusedEvaluation
@@ -30,7 +32,7 @@ class Trainer:
         config: the agent's.
         env: built by rlgraph.make.
 
-    `iterate()` runs one iteration and returns at once on a GPU: read its metrics after launching the next one.
+    `iterate()` makes one launch and returns at once on a GPU: read its metrics after the next launch.
     """
 
     def __init__(self, config: TrainConfig, env: Environment):
@@ -41,27 +43,42 @@ class Trainer:
         self._compiles = compiles(self.mode, on_gpu)
         fused = MODES["torch"][self.mode].fused
         self._create("fused" if fused else "compile" if self._compiles else "eager")
-        self.graph, self._run = None, self._iteration
+        self._readbacks = Readbacks()
+        self.graph, self._run = None, self._iterations
         if MODES["torch"][self.mode].graph:
             with torch_matmul_precision(config.precision):
                 self.graph = capture(
-                    self._iteration, state=self._state(), generators=[self.generator], device=self.device
+                    self._iterations, state=self._state(), generators=[self.generator], device=self.device
                 )
             self._run = self.graph.replay
+        self._replays = self.graph is not None and self.graph.captured
 
     def iterate(self) -> Readback:
-        """One iteration: T * B steps and their updates. Its METRICS are on their way."""
+        """One launch: K = config.iterations_per_launch iterations, each T * B steps and their updates.
+
+        Returns:
+            METRICS of each, [K, n], on their way. Until they are read there is time for one more launch, not for two.
+        """
+        if self._replays:  # precision and threads are the captured kernels' own: the host has nothing to set
+            return self._readbacks.start(self._run())
         with torch_matmul_precision(self.config.precision), torch_single_thread(self.device):
-            return Readback(self._run())
+            return self._readbacks.start(self._run())
+
+    def _iterations(self) -> torch.Tensor:
+        return torch.stack([self._iteration() for _ in range(self.config.iterations_per_launch)])
 
     def execution(self) -> str:
         """In words, how iterations run."""
         if self.graph is None:
             return "compiled, launched step by step" if self.mode == "compile" else "operation by operation"
-        fused = "rollouts in one kernel, " if MODES["torch"][self.mode].fused else ""
+        fused = f"{self._in_kernels()}, " if MODES["torch"][self.mode].fused else ""
         if not self.graph.captured:
             return f"{fused}no CUDA graph on {self.device.type}: operation by operation"
-        return f"{fused}one CUDA graph an iteration, replayed {self.graph.replays} times"
+        return f"{fused}one CUDA graph {self.config.launch_in_words}, replayed {self.graph.replays} times"
+
+    def _in_kernels(self) -> str:
+        """In words, what mode `fused` does in kernels of its own."""
+        return "rollouts in one kernel"
 
     def _resolve(self, on_gpu: bool) -> str:
         """The mode to run: on a GPU "auto" is `fused` where that applies.
@@ -84,6 +101,15 @@ class Trainer:
     def _in_mode(self, fn):
         """A loss, compiled where the mode compiles."""
         return compiled(fn) if self._compiles else fn
+
+    @staticmethod
+    def _returns_module(in_kernels: bool) -> ModuleType:
+        """What sums along time: `returns_torch`, or the same functions in one kernel each, which import Triton."""
+        if in_kernels:
+            from rlgraph.fused import returns
+
+            return returns
+        return returns_torch
 
     def _adam(self, parameters, learning_rate: torch.Tensor, eps: float) -> torch.optim.Adam:
         """Adam (Kingma & Ba, 2015) that a graph can hold: its moments and step counts exist, and are zero."""

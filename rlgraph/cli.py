@@ -307,8 +307,8 @@ def _print_result(console: Console, result: Result) -> None:
         "backend": f"{result.backend}, mode {result.mode}, {result.device}",
         "execution": result.execution,
         "steps": f"{result.steps:,}" + (" (interrupted)" if result.interrupted else ""),
-        "time": f"{result.train_seconds:.1f} s training, {result.setup_seconds:.1f} s setup and first iteration",
-        "speed": "one iteration only"
+        "time": f"{result.train_seconds:.1f} s training, {result.setup_seconds:.1f} s setup and first launch",
+        "speed": "one launch only"
         if math.isnan(result.steps_per_second)
         else f"{result.steps_per_second:,.0f} steps/s",
         "greedy return": _describe_evaluation(result),

@@ -38,19 +38,23 @@ class TrainConfig:
     num_steps: int = 64
     """Steps an iteration in each environment, T."""
     total_steps: int = 500_000
-    """Environment steps to train for, over all environments, rounded up to whole iterations."""
+    """Environment steps to train for, over all environments, rounded up to whole iterations and launches."""
+    iterations_per_launch: int = 1
+    """Iterations that one launch chains, K: less work for the host where iterations are short. Ctrl-C and checkpoints
+    come between launches."""
     eval_episodes: int = 100
     """Episodes that the trained policy plays greedily at the end."""
     run_dir: str = ""
     """Folder for config, metrics, checkpoints and policy; by default a new one under runs/."""
     checkpoint_seconds: float = 60.0
-    """Seconds between checkpoints; 0 saves one after every iteration."""
+    """Seconds between checkpoints; 0 saves one after every launch."""
     keep_checkpoints: int = 3
     """Latest checkpoints to keep, beside the best."""
 
     def __post_init__(self):
         check_seed(self.seed)
-        check_at_least_one(self, ("num_envs", "num_steps", "total_steps", "eval_episodes", "keep_checkpoints"))
+        sizes = ("num_envs", "num_steps", "total_steps", "iterations_per_launch", "eval_episodes", "keep_checkpoints")
+        check_at_least_one(self, sizes)
         if not self.checkpoint_seconds >= 0:
             raise UsageError(f"checkpoint_seconds must be at least 0, but is {self.checkpoint_seconds}")
 
@@ -61,7 +65,15 @@ class TrainConfig:
 
     @property
     def num_iterations(self) -> int:
-        return -(-self.total_steps // self.batch_size)
+        """A multiple of `iterations_per_launch`."""
+        launches = -(-self.total_steps // (self.batch_size * self.iterations_per_launch))
+        return launches * self.iterations_per_launch
+
+    @property
+    def launch_in_words(self) -> str:
+        """What one launch is for: "an iteration", or "for 4 iterations"."""
+        K = self.iterations_per_launch
+        return "an iteration" if K == 1 else f"for {K} iterations"
 
 
 # What the agents' configs check their fields by: each raises a one-line UsageError that names the field.

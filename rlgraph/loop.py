@@ -1,4 +1,4 @@
-"""The iterations of a run: launched ahead of their metrics, logged, and saved in checkpoints."""
+"""The iterations of a run: launched, K at once, ahead of their metrics, logged, and saved in checkpoints."""
 
 import contextlib
 import signal
@@ -22,16 +22,16 @@ class Clock:
     def __init__(self, before: dict[str, float]):
         self.before = before
         self.started = self.last = time.perf_counter()
-        self.first = None  # when the first iteration of this process was done
+        self.first = None  # when the first launch of this process was done
         self.timed = 0  # iterations of this process after it
 
-    def tick(self) -> None:
-        """An iteration is done."""
+    def tick(self, iterations: int) -> None:
+        """A launch of so many iterations is done."""
         self.last = time.perf_counter()
         if self.first is None:
             self.first = self.last
         else:
-            self.timed += 1
+            self.timed += iterations
 
     def state(self) -> dict[str, float]:
         return {
@@ -72,29 +72,34 @@ class Loop:
         return self.iterations * self.config.batch_size
 
     def run(self, trainer, interrupt: list) -> None:
-        """Launch iteration i + 1 before reading what iteration i came to, so that the GPU never waits for the host."""
+        """Launch i + 1 before reading what launch i came to, so that the GPU never waits for the host."""
         ahead = None  # launched, and not recorded yet
         while self.iterations < self.config.num_iterations:
             launched = trainer.iterate()
             if ahead is not None:
-                self._record(ahead)
+                self.record(ahead)
             ahead = launched
             stop = bool(interrupt)
-            last = self.iterations + 1 == self.config.num_iterations
+            last = self.iterations + self.config.iterations_per_launch == self.config.num_iterations
             due = stop or last or time.perf_counter() - self.saved_at >= self.config.checkpoint_seconds
-            # The first is read at once, too: where iterations run synchronously, the second would be done before the
+            # The first is read at once, too: where launches run synchronously, the second would be done before the
             # clock of `steps_per_second` starts. A checkpoint holds the state after the last iteration recorded.
             if due or self.clock.first is None:
-                self._record(ahead)
+                self.record(ahead)
                 ahead = None
             if due:
                 self._save(trainer)
             if stop:
                 break
 
-    def _record(self, pending) -> None:
-        raw = dict(zip(self.names, pending.get(), strict=True))
-        self.clock.tick()
+    def record(self, pending) -> None:
+        """Log what a launch, of which `iterate` gave `pending`, came to, one iteration after the other."""
+        rows = pending.get()
+        self.clock.tick(len(rows))
+        for row in rows:
+            self._record_iteration(dict(zip(self.names, row, strict=True)))
+
+    def _record_iteration(self, raw: dict[str, float]) -> None:
         self.iterations += 1
         return_sum, length_sum = raw.pop("episode_return_sum"), raw.pop("episode_length_sum")
         episodes = raw["episodes"]
@@ -124,7 +129,7 @@ class Loop:
         self.saved_at = time.perf_counter()
 
     def steps_per_second(self) -> float:
-        """Over the iterations after each process's first, which compiles; NaN before there are any."""
+        """Over the iterations after each process's first launch, which compiles; NaN before there are any."""
         times = self.clock.state()
         if not times["timed_iterations"]:
             return float("nan")

@@ -1,5 +1,9 @@
-"""What determines the rest of a run in JAX, as named arrays, for checkpoints. The same names as state_torch.py."""
+"""What determines the rest of a run in JAX: as a list for compiled calls, and as named arrays, for checkpoints.
 
+The same names as state_torch.py.
+"""
+
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -28,6 +32,24 @@ def restore(state: Any, arrays: dict[str, np.ndarray]) -> Any:
     numbers = {_name(path): _numbers(leaf) for path, leaf in leaves}
     check_same_state({name: f"{x.dtype}{list(x.shape)}" for name, x in numbers.items()}, arrays)
     return jax.tree.unflatten(structure, [_like(leaf, arrays[_name(path)]) for path, leaf in leaves])
+
+
+def numbers_of(state: Any) -> tuple[list[jax.Array], Callable[[list[jax.Array]], Any]]:
+    """A state as the plain arrays that it is made of, and the function that makes a state of such arrays again.
+
+    A compiled function is called with these: the host neither takes apart and builds modules in every call, nor loses
+    JAX's fast path, which knows no arrays of random keys.
+    """
+    leaves, structure = jax.tree.flatten(state)
+    impls = [jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in leaves]
+
+    def state_of(numbers: list[jax.Array]) -> Any:
+        pairs = zip(numbers, impls, strict=True)
+        return jax.tree.unflatten(
+            structure, [x if impl is None else jax.random.wrap_key_data(x, impl=impl) for x, impl in pairs]
+        )
+
+    return [_numbers(leaf) for leaf in leaves], state_of
 
 
 def _like(leaf: jax.Array, array: np.ndarray) -> jax.Array:

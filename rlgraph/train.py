@@ -58,9 +58,9 @@ class Result:
     execution: str  # in words: how iterations ran, and whether graphs were replayed
     device: str
     steps: int  # environment steps taken
-    setup_seconds: float  # building, compiling, capturing, and the first iteration, of each process
+    setup_seconds: float  # building, compiling, capturing, and the first launch, of each process
     train_seconds: float  # the other iterations
-    steps_per_second: float  # over train_seconds; NaN after a single iteration
+    steps_per_second: float  # over train_seconds; NaN after a single launch
     interrupted: bool
     eval_episodes: int
     eval_return_mean: float  # greedy, undiscounted; NaN if interrupted

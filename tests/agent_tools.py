@@ -38,7 +38,8 @@ def copy(x):
 
 def iterate(agent):
     """One iteration's metrics by name."""
-    return dict(zip(metrics_of(agent), agent.iterate().get(), strict=True))
+    (row,) = agent.iterate().get()
+    return dict(zip(metrics_of(agent), row, strict=True))
 
 
 def everything(agent):
@@ -63,7 +64,7 @@ def disturbed_run(agent, iterations, reset_at=None, reseed_at=None):
                 agent.collector.reset()
         if i == reseed_at:
             agent.generator.manual_seed(123)
-        metrics.append(agent.iterate().get())
+        metrics += agent.iterate().get()
     return np.array(metrics), everything(agent), agent
 
 

@@ -6,8 +6,9 @@ that it meets, and then knows them: that is most of what these tests take.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
-from agent_tools import assert_close_after_one_iteration, assert_same_run, make, metrics_of, run
+from agent_tools import assert_close_after_one_iteration, assert_equal, assert_same_run, make, metrics_of, run
 from diagnostics import TwoSteps
 from gymnasium.spaces import Box
 
@@ -62,6 +63,38 @@ def test_jit_is_close_to_operation_by_operation(name):
     assert_same_run(jit, graph)  # a CPU has no command buffers: the same program
     if trainer_class(name, "jax").fuses:
         assert_close_after_one_iteration(one_iteration(name, "fused"), jit)
+
+
+def test_iterations_of_a_launch():
+    """Are those of as many launches, bit for bit. Of PPO: the loop around them is the same for every agent."""
+    one, chained = (make("ppo", CONFIGS["ppo"], "jax", build(TwoSteps), iterations_per_launch=K) for K in (1, 2))
+    assert "one XLA program for 2 iterations" in chained.execution()
+    expected = [one.iterate().get()[0] for _ in range(4)]
+    assert len({tuple(row) for row in expected}) == 4
+    given = chained._numbers
+    assert chained.iterate().get() == expected[:2]
+    assert all(isinstance(x, jax.Array) and x.dtype.kind in "fiub" for x in given)  # keys would be slow to call with
+    assert all(x.is_deleted() for x in given)  # donated, every one
+    middle = chained.state_arrays()
+    for _ in range(2):
+        assert chained.iterate().get() == expected[2:]
+        left, right = chained.state_arrays(), one.state_arrays()
+        assert left.keys() == right.keys()
+        assert_equal(left.values(), right.values())
+        chained.load_state(middle)
+
+
+@pytest.mark.gpu
+def test_iterations_of_a_launch_on_a_gpu():
+    """Inside a loop XLA may fuse otherwise, so the first is close, and later ones differ."""
+    options = {"mode": "graph", "device": "cuda", "precision": "ieee"}
+    one, chained = (
+        make("ppo", CONFIGS["ppo"], "jax", build(TwoSteps), iterations_per_launch=K, **options) for K in (1, 4)
+    )
+    rows = [row for _ in range(3) for row in chained.iterate().get()]  # one command buffer may fail in a second run
+    np.testing.assert_allclose(rows[0], one.iterate().get()[0], rtol=2e-3, atol=2e-4)
+    assert np.isfinite(rows).all()
+    assert len({tuple(row) for row in rows}) == 12
 
 
 @pytest.mark.gpu

@@ -199,7 +199,7 @@ def ppo(backend, env, **options):
 
 def iterate(agent, times=1):
     """Metrics of each iteration by name."""
-    return [dict(zip(METRICS, agent.iterate().get(), strict=True)) for _ in range(times)]
+    return [dict(zip(METRICS, row, strict=True)) for _ in range(times) for row in agent.iterate().get()]
 
 
 def adam_steps(agent):

@@ -35,7 +35,7 @@ from diagnostics import OBSERVATIONS, CutOff, Match, OneStep, Seen, TwoSteps
 from gymnasium.spaces import Box, Discrete
 
 import rlgraph
-from rlgraph.agents import networks_jax, networks_torch, pqn_jax, pqn_torch
+from rlgraph.agents import networks_jax, networks_torch, pqn_jax, pqn_torch, returns_torch
 from rlgraph.agents.pqn import METRICS, PQNConfig
 from rlgraph.environment import build
 from rlgraph.errors import UsageError
@@ -434,7 +434,9 @@ def test_a_captured_iteration_equals_eager_bit_for_bit(env):
 
 @pytest.mark.gpu
 def test_compiled_and_captured_is_close_to_eager():
-    assert_close_after_one_iteration(gpu_run("graph", 1)[:2], gpu_run("eager", 1)[:2])
+    graph, eager = gpu_run("graph", 1), gpu_run("eager", 1)
+    assert_close_after_one_iteration(graph[:2], eager[:2])
+    assert [run[2]._returns.__name__ for run in (graph, eager)] == ["rlgraph.fused.returns", returns_torch.__name__]
 
 
 @pytest.mark.gpu

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from returns_tools import gae_by_loop, returns_by_loop
 
 from rlgraph.agents import moments_jax, moments_torch, returns_jax, returns_torch
 
@@ -35,18 +36,6 @@ def numbers(seed, *shape):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def gae_by_loop(reward, value, final_value, terminated, truncated):
-    """One step after the other, from the last, in float64."""
-    advantage, after = np.zeros(reward.shape), np.zeros(reward.shape[1])
-    for t in reversed(range(len(reward))):
-        future = np.where(terminated[t], 0, final_value[t])
-        after = (
-            reward[t] + GAMMA * future - value[t] + GAMMA * LAMBDA * np.where(terminated[t] | truncated[t], 0, after)
-        )
-        advantage[t] = after
-    return advantage
-
-
 def lambda_returns_by_definition(reward, final_value, terminated, truncated):
     """The mixture of n-step returns with weights (1 - lambda) lambda^(n-1), the longest one with all that is left."""
     T, mixture = len(reward), np.zeros(reward.shape)
@@ -59,15 +48,6 @@ def lambda_returns_by_definition(reward, final_value, terminated, truncated):
             mixture[t] += going_on * np.where(longest, 1, 1 - LAMBDA) * LAMBDA ** (n - 1) * n_step
             going_on &= ~longest
     return mixture
-
-
-def returns_by_loop(reward, done, start):
-    g, running = np.zeros(reward.shape), start.astype(np.float64)
-    for t in range(len(reward)):
-        running = reward[t] + GAMMA * running
-        g[t] = running
-        running = np.where(done[t], 0, running)
-    return g, running
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -86,7 +66,7 @@ def test_gae_equals_the_loop_wherever_and_however_episodes_end(backend, T):
     terminated, truncated = every_way_to_end(T)
     reward, value, final_value = (numbers(seed, *terminated.shape) for seed in range(3))
     got = run(backend, "gae", reward, value, final_value, terminated, truncated, gamma=GAMMA, gae_lambda=LAMBDA)
-    expected = gae_by_loop(reward, value, final_value, terminated, truncated)
+    expected = gae_by_loop(reward, value, final_value, terminated, truncated, GAMMA, LAMBDA)
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -140,7 +120,9 @@ def test_lambda_returns_between_one_step_and_the_whole_episode(backend, T):
     np.testing.assert_allclose(got, reward + after, rtol=1e-5, atol=1e-6)
     ends = terminated | truncated
     ends[-1] = True
-    backwards, _ = returns_by_loop((reward + after * ends)[::-1], np.roll(ends[::-1], -1, axis=0), np.zeros(4**T))
+    backwards, _ = returns_by_loop(
+        (reward + after * ends)[::-1], np.roll(ends[::-1], -1, axis=0), np.zeros(4**T), GAMMA
+    )
     got = run(backend, "lambda_returns", *arrays, gamma=GAMMA, q_lambda=1.0)
     np.testing.assert_allclose(got, backwards[::-1], rtol=1e-4, atol=1e-5)
 
@@ -172,12 +154,25 @@ def test_nothing_leaks_into_the_episode_before_or_after(backend, kind, T):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_what_a_terminated_episode_led_to_counts_for_nothing_even_if_it_is_no_number(backend):
+    terminated, truncated = every_way_to_end(3)
+    reward, value, final_value = (numbers(seed, *terminated.shape) for seed in range(3))
+    broken = np.where(terminated, np.array([np.nan, np.inf, -np.inf], np.float32)[:, None], final_value)
+    gae_of, lambda_returns_of = (
+        lambda final: run(backend, "gae", reward, value, final, terminated, truncated, gamma=1.0, gae_lambda=1.0),
+        lambda final: run(backend, "lambda_returns", reward, final, terminated, truncated, gamma=1.0, q_lambda=0.5),
+    )
+    np.testing.assert_array_equal(gae_of(broken), gae_of(final_value))
+    np.testing.assert_array_equal(lambda_returns_of(broken), lambda_returns_of(final_value))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("T", LENGTHS)
 def test_discounted_returns_equal_the_loop_and_carry_over(backend, T):
     """Ends in every combination of rows; two rollouts, one after the other, are one long rollout."""
     done = np.array(list(itertools.product([False, True], repeat=T))).T
     reward, start = numbers(0, *done.shape), numbers(1, done.shape[1])
-    expected, carried = returns_by_loop(reward, done, start)
+    expected, carried = returns_by_loop(reward, done, start, GAMMA)
     g, carry = run(backend, "discounted_returns", reward, done, start, gamma=GAMMA)
     np.testing.assert_allclose(g, expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(carry, carried, rtol=1e-4, atol=1e-5)

@@ -66,6 +66,12 @@ def test_what_is_not_solved_after_all_steps_is_said(run):
     assert "solved 0 of 1: median never" in printed
 
 
+def test_evaluations_are_due_at_the_first_launch_after_so_many_iterations(run):
+    words = ["--seeds=1", "--target=1000", "--total-steps=640", "--check-every=5", "--iterations-per-launch=2"]
+    _, _, content = run(*words)
+    assert [steps // 32 for steps, _ in content["rows"][0]["evaluations"]] == [6, 10, 16, 20]
+
+
 def test_a_run_that_did_not_solve_it_took_for_ever():
     rows = [{"solved": solved, "seconds": seconds} for solved, seconds in ((True, 1.0), (False, 0.5), (True, 3.0))]
     assert solve.summary(rows) == {"seeds": 3, "solved": 2, "median_s": 3.0, "min_s": 1.0, "max_s": None}

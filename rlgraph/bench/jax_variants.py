@@ -41,7 +41,7 @@ def _register(name: str, mode: str, unroll: int = 1, gpu_only: bool = False) -> 
                 agent.iterate()
 
             def outcome(pending) -> dict:
-                return training_outcome(pending.get(), agent.config.batch_size, work.agent)
+                return training_outcome(pending.get()[-1], agent.config.batch_size, work.agent)
 
             return repeated(work, lambda held: agent.iterate(), outcome)
         return _rollout(work, mode, work.num_steps, unroll)
@@ -159,7 +159,12 @@ def repeated(work: Workload, run, read, held=None, divisible: bool = False) -> P
 
 
 def count_graph_launches(run) -> int:
-    """CUDA graph launches in one call of `run`, counted by the profiler.
+    """CUDA graph launches in one call of `run`, counted by the profiler: see `event_names`."""
+    return sum("GraphLaunch" in name for name in event_names(run))
+
+
+def event_names(run) -> list[str]:
+    """What the profiler saw in one call of `run`, by name: of the host, of the driver, of the device.
 
     The process must have been started with XLA_FLAGS=--xla_enable_command_buffers_during_profiling=true: the profiler
     turns command buffers off otherwise.
@@ -169,4 +174,4 @@ def count_graph_launches(run) -> int:
             run()
         (path,) = Path(folder).rglob("*.xplane.pb")
         planes = jax.profiler.ProfileData.from_file(str(path)).planes
-        return sum("GraphLaunch" in event.name for plane in planes for line in plane.lines for event in line.events)
+        return [event.name for plane in planes for line in plane.lines for event in line.events]

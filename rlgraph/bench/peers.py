@@ -174,7 +174,7 @@ def _gymnasium_training(work: Workload) -> Prepared:
 
     return Prepared(
         timer(run, agent.device),
-        lambda: training_outcome(last[0].get(), agent.collector.steps_taken),
+        lambda: training_outcome(last[0].get()[-1], agent.collector.steps_taken),
         launches=lambda: 0,
     )
 

@@ -91,9 +91,10 @@ def _warm_up(trainer, play: Callable[[], np.ndarray]) -> None:
 def _train(trainer, play: Callable[[], np.ndarray], target: float, check_every: int, show: Show) -> list:
     """[steps, mean return] of each evaluation. The last one is of the target, or after all steps."""
     config, evaluations, shown = trainer.config, [], time.perf_counter()
-    for iteration in range(1, config.num_iterations + 1):
+    K = config.iterations_per_launch
+    for iteration in range(K, config.num_iterations + 1, K):
         trainer.iterate()
-        if iteration % check_every and iteration < config.num_iterations:
+        if iteration % check_every >= K and iteration < config.num_iterations:  # not the first launch since
             continue
         evaluations.append([iteration * config.batch_size, float(play().mean())])  # waits for the device
         if evaluations[-1][1] >= target:
@@ -127,7 +128,7 @@ def options_class(base: type[TrainConfig]) -> type:
         seeds: int = 10
         """Seeds to train with, one after the other."""
         check_every: int = 4
-        """Iterations from one evaluation to the next."""
+        """Iterations from one evaluation to the next, rounded up to whole launches."""
         target: float | None = None
         """Mean return that counts as solved; the environment's own mark if left out."""
         out: str = ""

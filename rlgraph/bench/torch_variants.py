@@ -92,7 +92,7 @@ def _training(work: Workload, mode: str) -> Prepared:
     graph = agent.graph
     return Prepared(
         timer(run, agent.device),
-        lambda: training_outcome(last[0].get(), agent.config.batch_size, work.agent),
+        lambda: training_outcome(last[0].get()[-1], agent.config.batch_size, work.agent),
         launches=lambda: count_replays(run, graph),
         capture_seconds=graph.capture_seconds if graph is not None else 0.0,
     )

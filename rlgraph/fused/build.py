@@ -1,11 +1,12 @@
 """From a kernel's text to something that can be launched: written to a file, imported, tuned."""
 
+import contextlib
 import hashlib
 import importlib.util
 import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -27,6 +28,8 @@ from rlgraph.fused import library
 '''
 # Environments a program, and warps.
 CONFIGS = ((16, 1), (16, 2), (16, 4), (32, 1), (64, 4), (128, 4))
+# Rows a tile, and warps, of a kernel that sums gradients.
+GRADIENT_CONFIGS = ((16, 2), (32, 2), (32, 4), (64, 4), (64, 8), (128, 8))
 
 
 def interpreted() -> bool:
@@ -42,6 +45,16 @@ def check_device(device: torch.device) -> None:
         raise UsageError("mode fused needs the package triton, which torch for NVIDIA GPUs brings; use another mode")
     if device.type != "cuda" and not interpreted():
         raise UsageError("mode fused needs an NVIDIA GPU; use another (or set TRITON_INTERPRET=1: slow, in Python)")
+
+
+def on(device: torch.device) -> contextlib.AbstractContextManager:
+    """Triton launches on torch's current device: make it this one."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def processors(device: torch.device) -> int:
+    """How many multiprocessors the device has."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def cdiv(a: int, b: int) -> int:
@@ -84,8 +97,8 @@ def load(title: str, kernels: list[str]) -> ModuleType:
     return module
 
 
-def tuned(kernel, written: list[str]) -> Callable:
-    """A kernel that chooses block and warps by timing CONFIGS once for each B, and remembers the choice on disk.
+def tuned(kernel, written: list[str], configs: Iterable[tuple[int, int]] = CONFIGS, key: str = "B") -> Callable:
+    """A kernel that chooses block and warps by timing `configs` once for each size, and remembers the choice on disk.
 
     Blocks differ in the order of some sums, so results differ by rounding from one choice to another: a run repeats
     itself bit for bit as long as Triton's cache keeps the choice.
@@ -93,11 +106,13 @@ def tuned(kernel, written: list[str]) -> Callable:
     Args:
         kernel: takes a constant BLOCK.
         written: names of the pointers to what it reads and writes: put back after each trial.
+        configs: (BLOCK, warps) to choose from.
+        key: the argument that is the size.
     """
     import triton
 
     if interpreted():  # by numpy, for which a block is one array
-        return triton.autotune([triton.Config({"BLOCK": 64})], key=["B"])(kernel)
+        return triton.autotune([triton.Config({"BLOCK": 64})], key=[key])(kernel)
     # Loads are few and early: to fetch ahead, in stages, would only add to the loop.
-    configs = [triton.Config({"BLOCK": block}, num_warps=warps, num_stages=1) for block, warps in CONFIGS]
-    return triton.autotune(configs, key=["B"], restore_value=written, cache_results=True)(kernel)
+    shapes = [triton.Config({"BLOCK": block}, num_warps=warps, num_stages=1) for block, warps in configs]
+    return triton.autotune(shapes, key=[key], restore_value=written, cache_results=True)(kernel)

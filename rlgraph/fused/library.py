@@ -104,6 +104,12 @@ def silu(x):
 
 
 @triton.jit
+def silu_slope(x):
+    sigmoid = 1.0 / (1.0 + tl.exp(-x))
+    return sigmoid * (1.0 + x * (1.0 - sigmoid))
+
+
+@triton.jit
 def minimum(x, y):
     """As torch's and JAX's: NaN if either is."""
     return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
@@ -152,3 +158,15 @@ def store4(pointers, a, b, c, d, here):
     """Four numbers side by side, in one access."""
     values = tl.join(tl.join(a, c), tl.join(b, d)).reshape(a.shape[0], 4)
     tl.store(pointers[:, None] + tl.arange(0, 4)[None, :], values, mask=here[:, None])
+
+
+@triton.jit
+def mean_and_deviation(moments_ptr, M, TILES: tl.constexpr, TILE: tl.constexpr):
+    """Of a minibatch from the moments of its tiles (Chan, Golub & LeVeque, 1979); the deviation with M - 1."""
+    tile = tl.arange(0, TILES)
+    count = tl.maximum(tl.minimum(M - tile * TILE, TILE), 0).to(tl.float32)
+    means = tl.load(moments_ptr + 2 * tile, mask=count > 0, other=0.0)
+    squares = tl.load(moments_ptr + 2 * tile + 1, mask=count > 0, other=0.0)
+    mean = tl.sum(count * means, axis=0) / M
+    distance = means - mean
+    return mean, tl.sqrt_rn(tl.sum(squares + count * distance * distance, axis=0) / (M - 1))

@@ -26,18 +26,31 @@ class Network:
         """The outputs that are computed."""
         return range(int(self.relative), self.sizes[-1])
 
+    @property
+    def last(self) -> int:
+        """The last layer's number; the first one's is 0."""
+        return len(self.sizes) - 2
+
     def parameters(self) -> list[str]:
         """Names of its pointers, a weight and a bias for each layer."""
         return [f"{self.name}_{kind}{i}_ptr" for i in range(len(self.sizes) - 1) for kind in ("w", "b")]
 
     def load(self) -> list[str]:
         """Lines before the loop: weights into registers, the hidden layers padded with zeros, which pass as zeros."""
-        last = len(self.sizes) - 2
+        if self.last == 0:
+            return self.load_rest()
+        return [*self.load_bias(0), *self._load_first(), *self.load_rest()]
+
+    def load_rest(self) -> list[str]:
+        """Those of `load` for all layers but the first, unless it is the only one."""
         lines = []
-        for i in range(last):
-            lines += self._load_vector(f"b{i}", self._units(i + 1), self.sizes[i + 1], "", new=True)
-            lines += self._load_first() if i == 0 else self._load_matrix(i)
-        return lines + self._load_last(last)
+        for i in range(1, self.last):
+            lines += [*self.load_bias(i), *self._load_matrix(i)]
+        return lines + self._load_last(self.last)
+
+    def load_bias(self, i: int) -> list[str]:
+        """Lines that load a hidden layer's bias, and count its units."""
+        return self._load_vector(f"b{i}", self.units(i + 1), self.sizes[i + 1], "", new=True)
 
     def _load_vector(self, name: str, units: str, size: int, at: str, new: bool = False) -> list[str]:
         lines = [f"{units} = tl.arange(0, {rounded_up(size)})"] if new else []
@@ -46,7 +59,7 @@ class Network:
 
     def _load_first(self) -> list[str]:
         """The first layer's weights by input: its product is a sum of a few outer ones."""
-        n, m, units = self.sizes[0], self.sizes[1], self._units(1)
+        n, m, units = self.sizes[0], self.sizes[1], self.units(1)
         pointer = f"{self.name}_w0_ptr"
         return [
             f"{self.name}_w0_{d} = tl.load({pointer} + {units} * {n} + {d}, mask={units} < {m}, other=0.0)"
@@ -54,7 +67,7 @@ class Network:
         ]
 
     def _load_matrix(self, i: int) -> list[str]:
-        n, m, ins, outs = self.sizes[i], self.sizes[i + 1], self._units(i), self._units(i + 1)
+        n, m, ins, outs = self.sizes[i], self.sizes[i + 1], self.units(i), self.units(i + 1)
         return [
             f"{self.name}_w{i} = tl.load(",
             f"{INDENT}{self.name}_w{i}_ptr + {outs}[None, :] * {n} + {ins}[:, None],",
@@ -72,7 +85,7 @@ class Network:
             if i == 0:
                 lines += [f"{w}_{k}_{d} = tl.load({w}_ptr + {k * n + d})" for d in range(n)]
             else:
-                lines += self._load_vector(f"w{i}_{k}", self._units(i), n, f"{k * n} + ")
+                lines += self._load_vector(f"w{i}_{k}", self.units(i), n, f"{k * n} + ")
         if self.relative:
             for k in self.outputs:
                 names = [f"{w}_{{}}_{d}" for d in range(n)] if i == 0 else [f"{w}_{{}}"]
@@ -81,36 +94,68 @@ class Network:
 
     def forward(self, inputs: list[str], results: list[str]) -> list[str]:
         """Lines that compute the `outputs` [BLOCK] each, into `results`, from normalised observations [BLOCK] each."""
-        last, w = len(self.sizes) - 2, f"{self.name}_w"
-        if last == 0:
+        w = f"{self.name}_w"
+        if self.last == 0:
             sums = (" + ".join(f"{x} * {w}0_{k}_{d}" for d, x in enumerate(inputs)) for k in self.outputs)
             return [f"{result} = {s} + {self.name}_b0_{k}" for k, result, s in zip(self.outputs, results, sums)]
-        h = f"{self.name}_h"
+        h = self.h(1)
         lines = [f"{h} = {self.name}_b0[None, :] + {inputs[0]}[:, None] * {w}0_0[None, :]"]
         lines += [f"{h} += {x}[:, None] * {w}0_{d}[None, :]" for d, x in enumerate(inputs[1:], 1)]
+        return lines + self.forward_rest(results)
+
+    def forward_rest(self, results: list[str], slopes: bool = False) -> list[str]:
+        """Those of `forward` after the first layer's product, which is in `h(1)`.
+
+        They leave what layer i gives in `h(i)`, [BLOCK, units], and with `slopes` all that `before_activation` needs.
+        """
+        last, w, h = self.last, f"{self.name}_w", self.h(1)
+        lines = []
         if rounded_up(self.sizes[1]) > self.sizes[1]:  # an infinite observation times a weight of padding is NaN
-            lines += [f"{h} = tl.where({self._units(1)}[None, :] < {self.sizes[1]}, {h}, 0.0)"]
+            lines += [f"{h} = tl.where({self.units(1)}[None, :] < {self.sizes[1]}, {h}, 0.0)"]
         for i in range(1, last):
-            lines += [f"{h} = {self._activated(h)}", f"{h} = {self._product(h, i)} + {self.name}_b{i}[None, :]"]
-        lines += [f"{h} = {self._activated(h)}"]
+            lines += self._activated(i, slopes)
+            lines += [f"{self.h(i + 1)} = {self.product(self.h(i), f'{w}{i}')} + {self.name}_b{i}[None, :]"]
+        lines += self._activated(last, slopes)
         return lines + [
-            f"{result} = tl.sum({h} * {w}{last}_{k}[None, :], axis=1) + {self.name}_b{last}_{k}"
+            f"{result} = tl.sum({self.h(last)} * {w}{last}_{k}[None, :], axis=1) + {self.name}_b{last}_{k}"
             for k, result in zip(self.outputs, results)
         ]
 
-    def _units(self, layer: int) -> str:
+    def h(self, layer: int) -> str:
+        """The variable that holds what hidden layer 1, 2, … gives."""
+        return f"{self.name}_h{layer}"
+
+    def before_activation(self, layer: int, gradient: str) -> str:
+        """From the gradient of what a layer gives to that of what its activation took."""
+        h = self.h(layer)
+        if self.activation == "tanh":
+            return f"{gradient} * (1.0 - {h} * {h})"
+        if self.activation == "relu":
+            return f"tl.where({h} > 0, {gradient}, 0.0)"
+        return f"{gradient} * {self._slope(layer)}"
+
+    def units(self, layer: int) -> str:
+        """The variable that counts a layer's units."""
         return f"{self.name}_units{layer}"
 
-    def _activated(self, h: str) -> str:
-        exact = self.precision == "ieee" or self.activation != "tanh"
-        return f"library.{self.activation if exact else 'fast_tanh'}({h})"
-
-    def _product(self, h: str, i: int) -> str:
+    def product(self, a: str, b: str) -> str:
+        """The matrix product of two variables."""
         if self.precision == "bf16":
-            return f"tl.dot({h}.to(tl.bfloat16), {self.name}_w{i})"
+            return f"tl.dot({a}.to(tl.bfloat16), {b}.to(tl.bfloat16))"
         # Three TF32 products keep float32's precision, and the matrix units; "ieee" would leave them.
         product = "tf32x3" if self.precision == "ieee" else "tf32"
-        return f'tl.dot({h}, {self.name}_w{i}, input_precision="{product}")'
+        return f'tl.dot({a}, {b}, input_precision="{product}")'
+
+    def _activated(self, layer: int, slopes: bool) -> list[str]:
+        h = self.h(layer)
+        fast = self.precision != "ieee" and self.activation == "tanh"
+        activate = f"{h} = library.{'fast_tanh' if fast else self.activation}({h})"
+        if slopes and self.activation == "silu":  # the others' derivatives follow from what they give
+            return [f"{self._slope(layer)} = library.silu_slope({h})", activate]
+        return [activate]
+
+    def _slope(self, layer: int) -> str:
+        return f"{self.name}_slope{layer}"
 
 
 def normalization(obs: list[str]) -> tuple[list[str], list[str]]:

@@ -145,8 +145,7 @@ class Graph:
             self._fill(inputs)
         self.replays += 1
         if self.captured:
-            with torch.cuda.device(self.device):
-                self._graph.replay()
+            self._graph.replay()  # on its own device, whichever is the current one
         else:
             self._run_directly()
         return self.outputs

@@ -3,7 +3,6 @@
 Shape letters: T steps, B environments, A action entries.
 """
 
-import contextlib
 import functools
 import itertools
 
@@ -73,7 +72,7 @@ class FusedCollector:
         self.counter = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._totals = torch.zeros(3, num_envs, device=self.device)
         # Many programs fill the card, each with as many steps as it can have: it loads the weights once.
-        programs = PROGRAMS_A_PROCESSOR * _processors(self.device)
+        programs = PROGRAMS_A_PROCESSOR * build.processors(self.device)
         self._steps_a_program = min(num_steps + 1, -(-(num_steps + 1) * num_envs // (16 * programs)))
         room = (num_steps + 1) * build.cdiv(num_envs, MOST_ROWS) * MOST_ROWS if values else 0
         self._ended = torch.empty(room, dtype=torch.int64, device=self.device)
@@ -96,7 +95,7 @@ class FusedCollector:
         arrays = [self.key, self.counter, *self.carry.state, self.carry.elapsed_B, self.return_B, self._totals]
         arrays += [*self._parameters("actor"), steps.action, steps.log_prob_TB, steps.obs, steps.reward_TB]
         arrays += [steps.terminated_TB, steps.truncated_TB, steps.final_obs]
-        with _on(self.device):
+        with build.on(self.device):
             self._rollout_kernel[lambda meta: (build.cdiv(B, meta["BLOCK"]),)](*arrays, self.num_steps, B)
             if steps.value_TB is not None:
                 self._values()
@@ -162,7 +161,7 @@ class FusedEvaluation:
         """
         self.key.random_(generator=self.generator)
         arrays = [self.key, self.counter, *_parameters(self.policy, "actor"), self.returns_B]
-        with _on(self.device):
+        with build.on(self.device):
             self._kernel[lambda meta: (build.cdiv(self.num_episodes, meta["BLOCK"]),)](*arrays, self.num_episodes)
         self.counter += 1 + self.env.max_episode_steps  # the start draws as a step does
         return self.returns_B
@@ -207,7 +206,7 @@ class FusedSteps:
         self.key.random_(generator=self.generator)
         arrays = [self.key, self.counter, *self.carry.state, self.carry.elapsed_B, self.carry.done_B]
         arrays += [actions.contiguous(), *([self.out_of_range] if self._discrete else []), *results]
-        with _on(self.device):
+        with build.on(self.device):
             self._kernel[lambda meta: (build.cdiv(B, meta["BLOCK"]),)](*arrays, K, B)
         self.counter += K
         return results
@@ -301,12 +300,3 @@ def _precision(asked: str, device: torch.device) -> str:
 
 def _owned_carry(carry):
     return type(carry)(owned(carry.state), *map(owned, carry[1:]))
-
-
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
-def _on(device: torch.device):
-    """Triton launches on torch's current device."""
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

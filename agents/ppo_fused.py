@@ -1,0 +1,332 @@
+"""PPO's update in kernels: gather, forward, loss, backward and the sums of gradients in one, Adam in two more.
+
+The loss is `ppo_loss` of ppo_torch.py, written out with its derivatives. Shape letters: T steps, B environments,
+N = T * B, M minibatch rows, P programs, C columns of a row of gradients (see rlgraph.fused.adam).
+"""
+
+import functools
+import math
+
+import torch
+
+from rlgraph.agents.networks_torch import ActorCritic, Gaussian
+from rlgraph.agents.ppo import PPOConfig
+from rlgraph.environment import Environment
+from rlgraph.fused import build
+from rlgraph.fused.adam import NORM, SUMS, TAKEN, FlatAdam
+from rlgraph.fused.gradients import Differentiated
+from rlgraph.fused.networks import Network
+from rlgraph.fused.policy import LOG_STD_RANGE, rounded_up
+from rlgraph.fused.shuffle import TILE, Shuffle
+from rlgraph.fused.text import INDENT, Text
+from rlgraph.fused.trace import entries
+from rlgraph.rollout import Rollout
+
+# Sums over rows, before the gradients in a row: ppo_loss's metrics. Those of rlgraph.fused.adam follow.
+POLICY_LOSS, VALUE_LOSS, ENTROPY, APPROX_KL, CLIP_FRACTION = range(5)
+assert (CLIP_FRACTION, NORM, TAKEN) == (4, 5, 6)
+PROGRAMS_A_PROCESSOR = 1  # of each network
+MOST_WEIGHTS = 2 * 128 * 128  # between hidden layers, of each network: their gradients stay in registers
+
+
+class FusedUpdates:
+    """All updates of an iteration.
+
+    Args:
+        env: whose steps are learnt from.
+        policy: its parameters become views of one tensor: a kernel given them before would not see the steps.
+        config: see PPOConfig.
+        learning_rate: [] float32 on the device.
+        iteration: [] int64 on the device, another in every call of `run`.
+        generator: on the device; every `run` draws a key from it.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        policy: ActorCritic,
+        config: PPOConfig,
+        learning_rate: torch.Tensor,
+        iteration: torch.Tensor,
+        generator: torch.Generator,
+    ):
+        device = generator.device
+        self.config, self.policy, self.iteration = config, policy, iteration
+        bounded = policy.distribution.log_std.numel() if isinstance(policy.distribution, Gaussian) else 0
+        self.adam = FlatAdam(policy.parameters(), learning_rate, config.max_grad_norm, 1e-5, bounded, LOG_STD_RANGE)
+        self.shuffle = Shuffle(config.batch_size, config.num_epochs, config.num_minibatches, generator)
+        self.rows = config.batch_size // config.num_minibatches
+        smallest = min(block for block, _ in build.GRADIENT_CONFIGS)
+        programs = min(build.cdiv(self.rows, smallest), PROGRAMS_A_PROCESSOR * build.processors(device))
+        self.partial = torch.zeros(programs, self.adam.columns, device=device)
+        self.totals = torch.zeros(config.num_updates, self.adam.columns, device=device)
+        self.stopped = torch.zeros((), device=device)
+        precision = config.precision if device.type == "cuda" else "ieee"  # as everywhere, see rlgraph.precision
+        self._kernel = _kernel(env, *_networks(policy, precision), config.normalize_advantage)
+
+    def run(self, rollout: Rollout, advantage_TB: torch.Tensor) -> torch.Tensor:
+        """All epochs over one rollout.
+
+        Returns:
+            [7]: sums over the updates of ppo_loss's metrics, of the gradient norm, and of 1 for each step taken.
+        """
+        limit = math.inf if self.config.target_kl is None else self.config.target_kl
+        self.stopped.zero_()
+        with build.on(advantage_TB.device):
+            self.shuffle.draw(self.iteration, advantage_TB)
+            for update, total_C in enumerate(self.totals):
+                self._gradients(rollout, advantage_TB, update)
+                self.adam.take(self.partial, total_C, self.rows, self.stopped, APPROX_KL, limit)
+        return self.totals[:, : TAKEN + 1].sum(dim=0)
+
+    def _gradients(self, rollout: Rollout, advantage_TB: torch.Tensor, update: int) -> None:
+        """Fill `partial` with sums over the rows of one minibatch."""
+        config, policy = self.config, self.policy.for_kernels()
+        shuffle = self.shuffle
+        arrays = [shuffle.order_UM[update], shuffle.moments_U[update], rollout.obs, rollout.action, rollout.log_prob_TB]
+        arrays += [rollout.value_TB, advantage_TB, *(x for layer in (*policy.actor, *policy.critic) for x in layer)]
+        arrays += [policy.obs_mean, policy.obs_var, *([] if policy.log_std is None else [policy.log_std])]
+        clip_value = math.inf if config.clip_value is None else config.clip_value
+        numbers = (config.clip_range, config.entropy_coef, config.value_coef, clip_value)
+        tiles = rounded_up(shuffle.moments_U.shape[1])
+        grid = (len(self.partial), 2)  # actor and critic
+        self._kernel[grid](*arrays, self.partial, self.rows, *numbers, tiles, TILE, self.adam.columns)
+
+
+def why_not(policy: ActorCritic) -> str | None:
+    """Why the updates of a policy do not fit into kernels, in one line; None if they do."""
+    for name, network in (("actor", policy.actor), ("critic", policy.critic)):
+        widths = [layer.weight.shape for layer in network.layers[1:-1]]
+        weights = sum(rounded_up(o) * rounded_up(i) for o, i in widths)
+        if weights > MOST_WEIGHTS:
+            return (
+                f"the {name} has {weights} weights between hidden layers, a kernel sums up to {MOST_WEIGHTS} gradients"
+            )
+    if not isinstance(policy.distribution, Gaussian) and policy.actor.layers[-1].weight.shape[0] < 2:
+        return "there is nothing to learn with a single action"
+    return None
+
+
+def _networks(policy: ActorCritic, precision: str) -> tuple[Network, Network]:
+    def network(name, module, relative):
+        sizes = (module.layers[0].weight.shape[1], *(layer.weight.shape[0] for layer in module.layers))
+        return Network(name, sizes, policy.activation, precision, relative)
+
+    discrete = not isinstance(policy.distribution, Gaussian)
+    return network("actor", policy.actor, discrete), network("critic", policy.critic, False)
+
+
+@functools.cache
+def _kernel(env: Environment, actor: Network, critic: Network, normalize: bool):
+    """The kernel that sums gradients, compiled at its first launch."""
+    module = build.load(
+        f"{env.id}: PPO gradients in one kernel.", [GradientWriter(env, actor, critic, normalize).text()]
+    )
+    return build.tuned(module.gradients, [], build.GRADIENT_CONFIGS, key="M")
+
+
+class GradientWriter:
+    """Writes the kernel that sums the gradients of `ppo_loss` over the rows of a minibatch.
+
+    Programs are in two rows: one for the actor, one for the critic, which share nothing but the observations. Each
+    goes through every P-th tile of the minibatch, and writes its sums when it is through.
+    """
+
+    def __init__(self, env: Environment, actor: Network, critic: Network, normalize: bool):
+        self.env, self.actor, self.critic, self.normalize = env, actor, critic, normalize
+        self.discrete = actor.relative
+        self.actions = [] if self.discrete else entries("action", env.action_space.shape)
+        self.outputs = [f"output_{k}" for k in actor.outputs]
+
+    def text(self) -> str:
+        """`gradients(*pointers, M, …, BLOCK)`, and a function for each network that it calls."""
+        shared = ["order_ptr", "moments_ptr", "obs_ptr", "advantage_ptr", "obs_mean_ptr", "obs_var_ptr", "partial_ptr"]
+        log_std = [] if self.discrete else ["log_std_ptr"]
+        numbers = ["M", "TILES: tl.constexpr", "TILE: tl.constexpr", "COLUMNS", "BLOCK: tl.constexpr"]
+        actor = [
+            *shared,
+            "action_ptr",
+            "log_prob_ptr",
+            *self.actor.parameters(),
+            *log_std,
+            "clip_range",
+            "entropy_coef",
+        ]
+        critic = [*shared, "value_ptr", *self.critic.parameters(), "value_coef", "clip_value"]
+        text = Text()
+        self._function(text, "actor_gradients", [*actor, *numbers], self._actor())
+        self._function(text, "critic_gradients", [*critic, *numbers], self._critic())
+        pointers = ["order_ptr", "moments_ptr", "obs_ptr", "action_ptr", "log_prob_ptr", "value_ptr", "advantage_ptr"]
+        pointers += [*self.actor.parameters(), *self.critic.parameters(), "obs_mean_ptr", "obs_var_ptr", *log_std]
+        settings = ["clip_range", "entropy_coef", "value_coef", "clip_value"]
+        called = [name.split(":")[0] for name in numbers]
+        body = ["if tl.program_id(1) == 0:", f"{INDENT}actor_gradients({', '.join([*actor, *called])})"]
+        body += ["else:", f"{INDENT}critic_gradients({', '.join([*critic, *called])})"]
+        arguments = [*pointers, "partial_ptr", "M", *settings, *numbers[1:]]
+        self._function(text, "gradients", arguments, body)
+        return text.joined().rstrip("\n") + "\n"
+
+    @staticmethod
+    def _function(text: Text, name: str, arguments: list[str], body: list[str]) -> None:
+        text.add(0, ["@triton.jit", f"def {name}(", *(f"{INDENT}{argument}," for argument in arguments), "):"])
+        text.add(1, body)
+        text.add(0, ["", ""])
+
+    # ---- what both networks do around their loss
+
+    def _through_the_rows(self, network: Network, first: int, before, loss, after) -> list[str]:
+        """Lines of a function: `before` the loop, `loss` from outputs to their gradients, `after` it."""
+        passes = Differentiated(network)
+        outputs, gradients = self._names(network)
+        in_loop = [
+            "at = tile * BLOCK + tl.arange(0, BLOCK)",
+            "here = at < M",
+            "row = tl.load(order_ptr + at, mask=here, other=0).to(tl.int64)",
+            *passes.forward(outputs),
+            "advantage = tl.load(advantage_ptr + row, mask=here, other=0.0)",
+            *loss,
+            *passes.backward(gradients),
+        ]
+        return [
+            *before,
+            *passes.start(),
+            "partial_ptr += tl.program_id(0).to(tl.int64) * COLUMNS",
+            "for tile in range(tl.program_id(0), tl.cdiv(M, BLOCK), tl.num_programs(0)):",
+            *(INDENT + line for line in in_loop),
+            *passes.store(f"(partial_ptr + {first})"),
+            *after,
+        ]
+
+    @staticmethod
+    def _names(network: Network) -> tuple[list[str], list[str]]:
+        return [f"output_{k}" for k in network.outputs], [f"d_output_{k}" for k in network.outputs]
+
+    @staticmethod
+    def _gather(names: list[str], array: str) -> list[str]:
+        n = len(names)
+        return [f"{x} = tl.load({array}_ptr + row * {n} + {d}, mask=here, other=0)" for d, x in enumerate(names)]
+
+    @staticmethod
+    def _sums(*columns: tuple[int, str]) -> tuple[list[str], list[str]]:
+        """Lines that set the loss's own sums to zero, and that store them."""
+        start = [f"{name} = tl.zeros([BLOCK], tl.float32)" for _, name in columns]
+        return start, [f"tl.store(partial_ptr + {column}, tl.sum({name}, axis=0))" for column, name in columns]
+
+    # ---- the actor's loss, eq. 7, and the entropy bonus
+
+    def _actor(self) -> list[str]:
+        start, store = self._sums(
+            (POLICY_LOSS, "policy_loss"),
+            (ENTROPY, "entropy"),
+            (APPROX_KL, "approx_kl"),
+            (CLIP_FRACTION, "clip_fraction"),
+        )
+        before = [*start, *self._moments()]
+        if not self.discrete:
+            before += self._load_log_std()
+            at = SUMS + _parameters(self.actor) + _parameters(self.critic)
+            store += [
+                f"tl.store(partial_ptr + {at + k}, tl.sum(d_log_std_{k}, axis=0))" for k in range(len(self.actions))
+            ]
+        log_prob = self._log_prob_of_logits() if self.discrete else self._log_prob_of_means()
+        loss = [*log_prob, *self._surrogate(), *(self._d_logits() if self.discrete else self._d_means())]
+        return self._through_the_rows(self.actor, SUMS, before, loss, store)
+
+    def _moments(self) -> list[str]:
+        if not self.normalize:
+            return ["center, spread = 0.0, 1.0"]
+        return [
+            "center, deviation = library.mean_and_deviation(moments_ptr, M, TILES, TILE)",
+            "spread = 1.0 / (deviation + 1e-8)",
+        ]
+
+    def _surrogate(self) -> list[str]:
+        """From log_prob to the derivative of the clipped surrogate by it, in `d_log_prob`."""
+        return [
+            "log_ratio = log_prob - tl.load(log_prob_ptr + row, mask=here, other=0.0)",
+            "ratio = tl.exp(log_ratio)",
+            "advantage = (advantage - center) * spread",
+            "clipped = tl.minimum(tl.maximum(ratio, 1.0 - clip_range), 1.0 + clip_range)",
+            "surrogate = tl.minimum(ratio * advantage, clipped * advantage)",
+            "policy_loss -= tl.where(here, surrogate, 0.0)",
+            "approx_kl += tl.where(here, ratio - 1.0 - log_ratio, 0.0)",
+            "clip_fraction += tl.where(here & (tl.abs(ratio - 1.0) > clip_range), 1.0, 0.0)",
+            "moving = here & (ratio * advantage <= clipped * advantage)",
+            "d_log_prob = tl.where(moving, -ratio * advantage, 0.0)",
+        ]
+
+    def _log_prob_of_logits(self) -> list[str]:
+        """Logits are differences from the first one."""
+        logits = self.outputs
+        lines = ["top = tl.zeros([BLOCK], tl.float32)", *(f"top = tl.maximum(top, {logit})" for logit in logits)]
+        lines += ["total = tl.exp(-top)", *(f"total += tl.exp({logit} - top)" for logit in logits)]
+        lines += ["log_total = top + tl.log(total)", "log_p_0 = -log_total"]
+        lines += [f"log_p_{k} = {logit} - log_total" for k, logit in enumerate(logits, 1)]
+        actions = range(len(logits) + 1)
+        lines += ["action = tl.load(action_ptr + row, mask=here, other=0).to(tl.int32)", "log_prob = log_p_0"]
+        lines += [f"log_prob = tl.where(action == {k}, log_p_{k}, log_prob)" for k in actions[1:]]
+        lines += ["entropy_of_row = -(" + " + ".join(f"tl.exp(log_p_{k}) * log_p_{k}" for k in actions) + ")"]
+        return [*lines, "entropy += tl.where(here, entropy_of_row, 0.0)"]
+
+    def _d_logits(self) -> list[str]:
+        lines = ["d_entropy = tl.where(here, entropy_coef, 0.0)"]
+        for k in self.actor.outputs:
+            lines += [
+                f"p_{k} = tl.exp(log_p_{k})",
+                f"d_output_{k} = d_log_prob * (tl.where(action == {k}, 1.0, 0.0) - p_{k})",
+                f"d_output_{k} += d_entropy * p_{k} * (log_p_{k} + entropy_of_row)",
+            ]
+        return lines
+
+    def _load_log_std(self) -> list[str]:
+        """Beyond its bounds a deviation is held, and has no gradient."""
+        low, high = LOG_STD_RANGE
+        lines = ["entropy_of_row = 0.0"]
+        for k in range(len(self.actions)):
+            lines += [
+                f"log_std_{k} = tl.load(log_std_ptr + {k})",
+                f"free_{k} = tl.where((log_std_{k} >= {low}) & (log_std_{k} <= {high}), 1.0, 0.0)",
+                f"log_std_{k} = tl.minimum(tl.maximum(log_std_{k}, {low}), {high})",
+                f"entropy_of_row += log_std_{k} + {0.5 * math.log(2 * math.pi * math.e)}",
+                f"d_log_std_{k} = tl.zeros([BLOCK], tl.float32)",
+            ]
+        return lines
+
+    def _log_prob_of_means(self) -> list[str]:
+        lines = [*self._gather(self.actions, "action"), "log_prob = tl.zeros([BLOCK], tl.float32)"]
+        for k, (action, mean) in enumerate(zip(self.actions, self.outputs)):
+            lines += [
+                f"z_{k} = ({action} - {mean}) * tl.exp(-log_std_{k})",
+                f"log_prob += -0.5 * z_{k} * z_{k} - log_std_{k} - {0.5 * math.log(2 * math.pi)}",
+            ]
+        return [*lines, "entropy += tl.where(here, entropy_of_row, 0.0)"]
+
+    def _d_means(self) -> list[str]:
+        lines = ["d_entropy = tl.where(here, entropy_coef, 0.0)"]
+        for k in range(len(self.actions)):
+            lines += [
+                f"d_output_{k} = d_log_prob * z_{k} * tl.exp(-log_std_{k})",
+                f"d_log_std_{k} += (d_log_prob * (z_{k} * z_{k} - 1.0) - d_entropy) * free_{k}",
+            ]
+        return lines
+
+    # ---- the critic's
+
+    def _critic(self) -> list[str]:
+        start, store = self._sums((VALUE_LOSS, "value_loss"))
+        loss = [
+            "old_value = tl.load(value_ptr + row, mask=here, other=0.0)",
+            "target = old_value + advantage",
+            "change = output_0 - old_value",
+            "error = output_0 - target",
+            "near_error = old_value + tl.minimum(tl.maximum(change, -clip_value), clip_value) - target",
+            "moving = (tl.abs(change) <= clip_value) | (error * error > near_error * near_error)",
+            "worse = tl.where(moving, error, near_error)",
+            "value_loss += tl.where(here, 0.5 * worse * worse, 0.0)",
+            "d_output_0 = tl.where(here & moving, value_coef * error, 0.0)",
+        ]
+        return self._through_the_rows(self.critic, SUMS + _parameters(self.actor), start, loss, store)
+
+
+def _parameters(network: Network) -> int:
+    return sum((i + 1) * o for i, o in zip(network.sizes, network.sizes[1:]))

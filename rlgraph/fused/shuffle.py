@@ -1,0 +1,100 @@
+"""A random order of rows for every epoch, without a sort, and the moments of a quantity over each minibatch."""
+
+import torch
+import triton
+import triton.language as tl
+
+from rlgraph.fused.build import cdiv
+
+TILE = 1024  # rows whose moments are taken together
+
+
+@triton.jit
+def _hashed(x, key):
+    """32 bits mixed with a key (the last steps of MurmurHash3; Appleby, 2011)."""
+    x = (x ^ key) * 0x85EBCA6B
+    x = (x ^ (x >> 13)) * 0xC2B2AE35
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _rounds(left, right, a, b, c, d, high, low):
+    """Four rounds of a Feistel network (Luby & Rackoff, 1988), one for each key."""
+    left ^= _hashed(right, a) & high
+    right ^= _hashed(left, b) & low
+    left ^= _hashed(right, c) & high
+    right ^= _hashed(left, d) & low
+    return left, right
+
+
+@triton.jit
+def _permuted(x, key, epoch, time, BITS: tl.constexpr):
+    """A bijection of numbers of BITS bits, another one for every key, epoch and time."""
+    half: tl.constexpr = BITS // 2
+    high: tl.constexpr = (1 << (BITS - half)) - 1
+    low: tl.constexpr = (1 << half) - 1
+    left, right = x >> half, x & low
+    for group in tl.static_range(2):
+        a, b, c, d = tl.philox(key, epoch, time.to(tl.uint32), (time >> 32).to(tl.uint32), group)
+        left, right = _rounds(left, right, a, b, c, d, high, low)
+    return (left << half) | right
+
+
+@triton.jit
+def _shuffled(key_ptr, time_ptr, x_ptr, order_ptr, moments_ptr, N, M, BITS: tl.constexpr, TILE: tl.constexpr):
+    """A tile of one minibatch: which rows it has, and the mean of x over them and its sum of squared distances."""
+    minibatch, tile = tl.program_id(0), tl.program_id(1)
+    at = tile * TILE + tl.arange(0, TILE)
+    here = at < M
+    epoch = minibatch // (N // M)
+    key, time = tl.load(key_ptr), tl.load(time_ptr)
+    row = ((minibatch - epoch * (N // M)) * M + tl.minimum(at, M - 1)).to(tl.uint32)
+    epoch = epoch.to(tl.uint32)
+    row = _permuted(row, key, epoch, time, BITS)
+    while tl.max(row.to(tl.int32), axis=0) >= N:  # a walk along the cycle ends inside, where it began
+        row = tl.where(row.to(tl.int32) >= N, _permuted(row, key, epoch, time, BITS), row)
+    row = row.to(tl.int32)
+    tl.store(order_ptr + minibatch.to(tl.int64) * M + at, row, mask=here)
+    x = tl.load(x_ptr + row, mask=here, other=0.0)
+    mean = tl.sum(x, axis=0) / tl.minimum(M - tile * TILE, TILE)
+    distance = tl.where(here, x - mean, 0.0)
+    moments_ptr += 2 * (minibatch * tl.num_programs(1) + tile)
+    tl.store(moments_ptr, mean)
+    tl.store(moments_ptr + 1, tl.sum(distance * distance, axis=0))
+
+
+class Shuffle:
+    """Orders N rows anew for every epoch, all epochs of an iteration in one launch.
+
+    Args:
+        rows: N, at most 2**30.
+        epochs: passes over the rows.
+        minibatches: of each epoch; they divide N.
+        generator: on the device; every call draws a key from it.
+
+    The order is a keyed bijection of the row number: it needs no memory and no sort, and depends on key, epoch and
+    time alone.
+
+    Attributes:
+        order_UM: [epochs * minibatches, N / minibatches] int32.
+        moments_U: [epochs * minibatches, tiles, 2] float32, for `rlgraph.fused.library.mean_and_deviation`.
+    """
+
+    def __init__(self, rows: int, epochs: int, minibatches: int, generator: torch.Generator):
+        device = generator.device
+        self.rows, self.size, self.generator = rows, rows // minibatches, generator
+        self.key = torch.zeros(1, dtype=torch.int64, device=device)
+        self.order_UM = torch.empty(epochs * minibatches, self.size, dtype=torch.int32, device=device)
+        self.moments_U = torch.empty(epochs * minibatches, cdiv(self.size, TILE), 2, device=device)
+
+    def draw(self, time: torch.Tensor, x_N: torch.Tensor) -> None:
+        """Fill `order_UM` and `moments_U`.
+
+        Args:
+            time: [] int64 on the device, another in every call: a graph launched without torch draws no new key.
+            x_N: [N] float32, whose moments over each minibatch are wanted.
+        """
+        self.key.random_(generator=self.generator)
+        bits = max(2, (self.rows - 1).bit_length())
+        grid = self.moments_U.shape[:2]
+        _shuffled[grid](self.key, time, x_N, self.order_UM, self.moments_U, self.rows, self.size, bits, TILE)
