@@ -1,5 +1,7 @@
 """What the agents in JAX share. The same class, in the same order, as trainer_torch.py's."""
 
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -132,3 +134,21 @@ class Trainer:
         with jax.default_device(device):
             returns_B = prepare(play, "jit", device=device)(policy, jax.random.key(seed))
         return np.asarray(returns_B)
+
+    def evaluator(self, num_episodes: int, seed: int) -> tuple[Callable[[], np.ndarray], str]:
+        """What plays the policy as it then is, greedily and from other starts at every call, and how, in words.
+
+        Returns:
+            A function without arguments -> undiscounted returns [num_episodes] float32; and the words.
+        """
+
+        def first_episodes(policy, call):
+            return evaluate(self.env, policy.greedy, num_episodes, jax.random.fold_in(jax.random.key(seed), call))
+
+        calls, compiled = itertools.count(), prepare(first_episodes, "jit", device=self.device)
+
+        def play() -> np.ndarray:
+            with jax_matmul_precision(self.config.precision), jax.default_device(self.device):
+                return np.asarray(compiled(self.policy, next(calls)))
+
+        return play, "one XLA program"

@@ -1,5 +1,6 @@
 """What the agents in torch share: how an iteration runs, what a checkpoint of a run holds, how a policy is played."""
 
+from collections.abc import Callable
 from types import ModuleType
 
 import numpy as np
@@ -15,6 +16,7 @@ from rlgraph.graph.capture import capture, compiled
 from rlgraph.graph.readback import Readback, Readbacks
 from rlgraph.modes import MODES, compiles, resolve
 from rlgraph.precision import torch_matmul_precision
+from rlgraph.rollout.fused import FusedEvaluation
 from rlgraph.rollout.torch import evaluate
 from rlgraph.state_torch import flat_state, restore
 
@@ -158,3 +160,24 @@ class Trainer:
         """Undiscounted returns [num_episodes] of the greedy policy."""
         generator = torch.Generator(next(policy.parameters()).device).manual_seed(seed)
         return evaluate(env, policy.greedy, num_episodes, generator).numpy(force=True)
+
+    def evaluator(self, num_episodes: int, seed: int) -> tuple[Callable[[], np.ndarray], str]:
+        """What plays the policy as it then is, greedily and from other starts at every call, and how, in words.
+
+        Where iterations are CUDA graphs, and a kernel can hold policy and environment, it is one kernel, replayed.
+
+        Returns:
+            A function without arguments -> undiscounted returns [num_episodes] float32; and the words.
+        """
+        config, env = self.config, self.env
+        generator = torch.Generator(self.device).manual_seed(seed)
+        if self.graph is not None and self.graph.captured and self.why_not_fused(config, env) is None:
+            fused = FusedEvaluation(env, self.policy.for_kernels(), num_episodes, generator, config.precision)
+            graph = capture(fused.play, state=fused.state(), generators=[generator], device=self.device)
+            return lambda: graph.replay().numpy(force=True), "one kernel, replayed as a CUDA graph"
+
+        def play() -> np.ndarray:
+            with torch_matmul_precision(config.precision), torch_single_thread(self.device):
+                return evaluate(env, self.policy.greedy, num_episodes, generator).numpy(force=True)
+
+        return play, "operation by operation"

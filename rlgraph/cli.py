@@ -36,6 +36,7 @@ USAGE = """usage: rlgraph COMMAND ...
   rlgraph eval RUN [options]                 play a saved run's policy greedily
   rlgraph envs                               list the environments
   rlgraph bench [options]                    time every way of stepping on this machine
+  rlgraph bench solve [AGENT] [options]      time training until the environment is solved
   rlgraph bench report FILE... [options]     tables, plots and comparisons of such timings
 
 Each command explains its options with --help."""
@@ -198,7 +199,7 @@ def _describe_env(id: str) -> dict[str, str]:
 def _bench(argv: list[str]) -> int:
     from rlgraph.bench import cli  # loads torch, jax and the plots' table: only when asked for
 
-    return cli.main(argv, _parse)
+    return cli.main(argv, _parse, _values)
 
 
 COMMANDS = {"train": _train, "eval": _eval, "envs": _envs, "bench": _bench}
@@ -256,8 +257,9 @@ def _describe_type(kind) -> str:
 
 
 def _unknown_option(word: str, argv: list[str], cls: type, prog: str) -> UsageError:
-    names = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(cls)]
-    flags = [name for name, field in zip(names, dataclasses.fields(cls)) if isinstance(field.default, bool)]
+    fields = [field for field in dataclasses.fields(cls) if field.init]
+    names = ["--" + field.name.replace("_", "-") for field in fields]
+    flags = [name for name, field in zip(names, fields) if isinstance(field.default, bool)]
     negated = [name.replace("--", "--no-", 1) for name in flags]
     for yes, no in zip(flags, negated):
         if word in _values(argv, yes) + _values(argv, no):

@@ -1,9 +1,7 @@
-"""`rlgraph bench` and `rlgraph bench report`."""
+"""`rlgraph bench`, `rlgraph bench report` and `rlgraph bench solve`."""
 
 import contextlib
-import datetime
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from rlgraph.bench import harness, report, results
+from rlgraph.bench import harness, report, results, solve
 from rlgraph.bench.overhead import measure_launch_overhead
 from rlgraph.bench.provenance import clocks, provenance
 from rlgraph.bench.variants import COLUMNS, Workload
@@ -70,8 +68,15 @@ class ReportOptions:
     """Folder for the plots (SVG and PNG); none are drawn without it."""
 
 
-def main(argv: list[str], parse: Callable) -> int:
-    """Run `rlgraph bench ARGV`. `parse(cls, argv, prog)` reads options into a dataclass. Returns the exit code."""
+def main(argv: list[str], parse: Callable, values: Callable) -> int:
+    """Run `rlgraph bench ARGV`. Returns the exit code.
+
+    Args:
+        parse: (class, argv, program, default instance or None) -> options, an instance of that dataclass.
+        values: (argv, option) -> the words given to an option.
+    """
+    if argv[:1] == ["solve"]:
+        return solve.main(argv[1:], parse, values)
     if argv[:1] == ["report"]:
         options = parse(ReportOptions, argv[1:], "rlgraph bench report")
         if not options.files:
@@ -85,10 +90,10 @@ def _bench(options: BenchOptions, words: list[str]) -> int:
     """Run the benchmark. Returns 0, 1 if a variant failed or was wrong, 130 after Ctrl-C."""
     on_gpu = torch.cuda.is_available() and options.device != "cpu"
     plan = _plan(options, on_gpu)
-    path = _free_path(options, on_gpu)
+    path = results.free_path(options.out, torch.cuda.get_device_name() if on_gpu else "cpu")
     content = {
         "version": results.VERSION,
-        "command": " ".join(["rlgraph bench", *_without_out(words)]),
+        "command": " ".join(["rlgraph bench", *results.without_out(words)]),
         "interrupted": True,
         "columns": COLUMNS,
         "settings": {
@@ -176,18 +181,6 @@ def _plan(options: BenchOptions, on_gpu: bool) -> harness.Plan:
     return plan
 
 
-def _without_out(words: list[str]) -> list[str]:
-    """The command less where it wrote, which is nobody else's concern."""
-    kept, words = [], list(words)
-    while words:
-        word = words.pop(0)
-        if word == "--out":
-            words = words[1:]
-        elif not word.startswith("--out="):
-            kept.append(word)
-    return kept
-
-
 def _names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
@@ -200,22 +193,6 @@ def _numbers(text: str) -> tuple[int, ...]:
     if not numbers or min(numbers) < 1:
         raise UsageError(f"num_envs must be numbers of at least 1, but is {text!r}")
     return tuple(sorted(numbers))
-
-
-def _free_path(options: BenchOptions, on_gpu: bool) -> Path:
-    """Where to write; an earlier result is never written over."""
-    if options.out:
-        path = Path(options.out)
-        if path.exists():
-            raise UsageError(f"{options.out!r} exists; name another file with --out")
-        return path
-    device = torch.cuda.get_device_name() if on_gpu else "cpu"
-    name = f"{re.sub('[^a-z0-9]+', '-', device.lower())}-{datetime.date.today().isoformat()}"
-    for i in range(1000):
-        path = Path("benchmarks/results") / f"{name}{f'-{i}' if i else ''}.json"
-        if not path.exists():
-            return path
-    raise UsageError(f"no free name like benchmarks/results/{name}.json; name a file with --out")
 
 
 def _print(content: dict, console: Console) -> None:

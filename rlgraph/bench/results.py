@@ -1,9 +1,12 @@
-"""The JSON file of a benchmark run: its layout, written in one place and checked when it is read.
+"""The JSON files of `rlgraph bench` and `rlgraph bench solve`: their layout, in one place, and where they go.
 
-docs/benchmarks.md explains every field.
+What is written is checked, and so is what is read. docs/benchmarks.md explains every field.
 """
 
+import datetime
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 from rlgraph.checkpoint import write_atomically
@@ -57,12 +60,63 @@ OVERHEAD = {
 RULE = {"rule": str, "verdict": str, "here": str}
 STATUS = ("ok", "skipped", "wrong", "failed", "interrupted")
 
+# The same of `rlgraph bench solve`.
+SOLVE_FILE = {
+    "version": int,
+    "command": str,
+    "interrupted": bool,
+    "settings": dict,
+    "provenance": dict,
+    "clocks": dict,
+    "summary": dict,
+    "rows": list,
+}
+SUMMARY = {"seeds": int, "solved": int, **{f"{which}_s": (float, OPTIONAL) for which in ("median", "min", "max")}}
+SOLVE_ROW = {
+    "seed": int,
+    "solved": bool,
+    "seconds": float,
+    "steps": int,
+    "mean_return": float,
+    "evaluations": list,
+    "build_s": float,
+    "warm_up_s": float,
+    "device": str,
+    "mode": str,
+    "execution": str,
+    "evaluation": str,
+}
 
-def write(path: Path, content: dict) -> None:
-    """Check and write a result file, whole or not at all."""
-    check(content, str(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
+
+def free_path(out: str, name: str) -> Path:
+    """Where to write: `out`, or without it a name that is free, NAME-DATE.json in benchmarks/results/.
+
+    Raises:
+        UsageError: `out` exists: an earlier result is never written over.
+    """
+    if out:
+        path = Path(out)
+        if path.exists():
+            raise UsageError(f"{out!r} exists; name another file with --out")
+        return path
+    name = f"{re.sub('[^a-z0-9]+', '-', name.lower())}-{datetime.date.today().isoformat()}"
+    for i in range(1000):
+        path = Path("benchmarks/results") / f"{name}{f'-{i}' if i else ''}.json"
+        if not path.exists():
+            return path
+    raise UsageError(f"no free name like benchmarks/results/{name}.json; name a file with --out")
+
+
+def without_out(words: list[str]) -> list[str]:
+    """A command less where it wrote, which is nobody else's concern."""
+    kept, words = [], list(words)
+    while words:
+        word = words.pop(0)
+        if word == "--out":
+            words = words[1:]
+        elif not word.startswith("--out="):
+            kept.append(word)
+    return kept
 
 
 def read(path: Path) -> dict:
@@ -99,6 +153,21 @@ def check(content: dict, name: str) -> None:
             _check_fields(row, TIMED, where)
         if row["status"] == "ok":
             _check_fields(row, {**TIMED, **COUNTED}, where)
+
+
+def check_solve(content: dict, name: str) -> None:
+    """As `check`, for a file of `rlgraph bench solve`."""
+    _check_fields(content, SOLVE_FILE, name)
+    _check_fields(content["summary"], SUMMARY, f"{name}, summary")
+    for i, row in enumerate(content["rows"]):
+        _check_fields(row, SOLVE_ROW, f"{name}, row {i}")
+
+
+def write(path: Path, content: dict, check: Callable[[dict, str], None] = check) -> None:
+    """Check and write a result file, whole or not at all."""
+    check(content, str(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def _check_fields(content, fields: dict, where: str) -> None:

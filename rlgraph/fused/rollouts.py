@@ -46,7 +46,7 @@ class RolloutWriter:
         """`rollout(*pointers, T, B, BLOCK)`: B environments in blocks of BLOCK."""
         pointers = self._pointers()
         before, act = self._before(), [*self._draw(), *self._act()]
-        names = Names(_identifiers([*pointers, *before, *act, *LOOP_NAMES]))
+        names = Names(identifiers([*pointers, *before, *act, *LOOP_NAMES]))
         observed = self._observed(names) if self.records else []
         text = Text()
         text.add(0, ["@triton.jit", "def rollout(", *(f"{INDENT}{pointer}," for pointer in pointers)])
@@ -54,7 +54,7 @@ class RolloutWriter:
         text.add(1, [f'"""{self._title()}"""', *before, *observed, "", "for _ in range(T):"])
         if self.records:
             text.add(2, self._store("obs", self.obs))
-        text.add(2, [*act, *self._record_action(), "", *self._step(names)])
+        text.add(2, [*act, *self._record_action(), "", *self._step(names), "step += 1", "row += B"])
         text.add(1, self._after())
         return text.joined()
 
@@ -63,7 +63,7 @@ class RolloutWriter:
         state = {f"{leaf}_ptr" for leaf in self.leaves}
         pointers = [name for name, times in Counter(self._pointers()).items() if name not in state or times > 1]
         pointers = [name.removesuffix("_ptr") for name in pointers]
-        own = _identifiers([*pointers, *self._load_rest(), *self._draw(), *self._act(), *self.obs, *LOOP_NAMES])
+        own = identifiers([*pointers, *self._load_rest(), *self._draw(), *self._act(), *self.obs, *LOOP_NAMES])
         for name in (*self.leaves, *self.state):
             if name in own:
                 raise TraceError(f"environment {self.env.id!r} cannot be fused: rename {name!r} of State, {TAKEN}")
@@ -147,15 +147,17 @@ class RolloutWriter:
         return [*self._noise, *(f"u_{i}" for i in range(self.env.draws))]
 
     def _draw(self) -> list[str]:
-        lines, draws = [], self._draws()
-        for group, start in enumerate(range(0, len(draws), 5)):
-            five = [*draws[start : start + 5], *"____"][:5]
-            lines.append(f"{', '.join(five)} = library.uniforms(key, env, step, {group})")
+        lines = self._uniforms(self._draws())
         if not self.discrete:
             for i in range(0, len(self._noise), 2):
                 pair = f"{self._noise[i]}, {self._noise[i + 1]}"
                 lines.append(f"normal_{i}, normal_{i + 1} = library.normals({pair})")
         return lines
+
+    def _uniforms(self, draws: list[str]) -> list[str]:
+        groups = enumerate(range(0, len(draws), 5))
+        fives = [(group, [*draws[start : start + 5], *"____"][:5]) for group, start in groups]
+        return [f"{', '.join(five)} = library.uniforms(key, env, step, {group})" for group, five in fives]
 
     # ---- the action
 
@@ -241,10 +243,8 @@ class RolloutWriter:
         """Lines that step the environment, record what came of it, and hand it on."""
         to_env, taken = self._environment_action()
         inputs = {name: name for name in (*self.state, "elapsed", "done", *self._draws())}
-        program = self.program
-        if self.records:  # what has ended has been reset
-            outputs = {name: node for name, node in program.outputs.items() if name != "next_done"}
-            program = Program(program.inputs, outputs, {name: program.kept[name] for name in outputs})
+        outputs = {name: node for name, node in self.program.outputs.items() if self._uses(name)}
+        program = Program(self.program.inputs, outputs, {name: self.program.kept[name] for name in outputs})
         writing = Writing(program, inputs | taken, names)
         lines = [*to_env, *writing.lines(Program({}, program.kept).nodes())]
         results = {}
@@ -253,6 +253,10 @@ class RolloutWriter:
             lines.append(f"{results[name]} = {writing.block(node)}")
         lines += self._reset(writing, results)
         return [*lines, "", *self._record(results), "", *self._carry_on(results)]
+
+    def _uses(self, output: str) -> bool:
+        """Whether the kernel has a use for an output of the step."""
+        return output != "next_done" or not self.records  # else what has ended has been reset
 
     def _reset(self, writing: Writing, results: dict[str, str]) -> list[str]:
         """Lines that put what a reset gives in the place of what was kept, where an episode has ended.
@@ -285,7 +289,7 @@ class RolloutWriter:
     def _carry_on(self, results: dict[str, str]) -> list[str]:
         carried = {name: f"next_{name}" for name in (*self.state, "elapsed")}
         carried |= {entry: entry for entry in self.obs} if self.records else {"done": "next_done"}
-        return [*(f"{name} = {results[output]}" for name, output in carried.items()), "step += 1", "row += B"]
+        return [f"{name} = {results[output]}" for name, output in carried.items()]
 
     # ---- memory
 
@@ -319,5 +323,6 @@ class RolloutWriter:
         return [*lines, *totals]
 
 
-def _identifiers(lines: list[str]) -> set[str]:
+def identifiers(lines: list[str]) -> set[str]:
+    """Every name in some lines."""
     return set(re.findall(r"[^\W\d]\w*", "\n".join(lines)))

@@ -166,6 +166,16 @@ def _named_outputs(env: Environment, tracer: "Tracer", step: Step) -> dict[str, 
     return _flat({name: tracer.xp.astype(array, types.get(name, array.dtype)) for name, array in arrays.items()})
 
 
+def trace_reset(env: Environment) -> Program:
+    """Inputs: the uniforms `u_0`, … of a reset; outputs: the state's leaves by their names. Raises as `trace_step`."""
+    tracer = Tracer()
+    with _lines_of(env, tracer):
+        carry, _ = env.reset(tracer.xp, tracer.input("u", (env.reset_draws,), FLOAT))
+        types = {name: dtype for name, (_, dtype) in leaves(env).items()}
+        arrays = carry.state._asdict()
+        return Program(tracer.inputs, _flat({name: tracer.xp.astype(x, types[name]) for name, x in arrays.items()}))
+
+
 def trace_observe(env: Environment) -> Program:
     """Inputs: the state's leaves; outputs `obs_…`. Raises as `trace_step`."""
     tracer = Tracer()

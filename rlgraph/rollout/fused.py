@@ -13,6 +13,7 @@ import torch
 from rlgraph.environment import SAME_STEP, Carry, Environment
 from rlgraph.errors import UsageError
 from rlgraph.fused import build
+from rlgraph.fused.evaluations import EvaluationWriter
 from rlgraph.fused.networks import Network, values_kernel
 from rlgraph.fused.policy import ACTIVATIONS, MOST_OUTPUTS, Layer, Policy
 from rlgraph.fused.rollouts import RolloutWriter
@@ -62,8 +63,8 @@ class FusedCollector:
         self.generator, self.device = generator, generator.device
         values = policy is not None and policy.critic is not None
         self.rollout = empty_rollout(env, num_steps, num_envs, self.device, values)
-        precision = precision if self.device.type == "cuda" else "ieee"  # as everywhere, see rlgraph.precision
-        self._rollout_kernel, self._values_kernel = _kernels(env, _form(env, policy), precision)
+        form, precision = _form(env, policy), _precision(precision, self.device)
+        self._rollout_kernel, self._values_kernel = _kernels(env, form, precision)
         uniforms = torch.rand(num_envs, env.reset_draws, generator=generator, device=self.device)
         self.carry = _owned_carry(env.reset(xp, uniforms)[0])
         self.return_B = torch.zeros(num_envs, device=self.device)
@@ -114,9 +115,56 @@ class FusedCollector:
     def _parameters(self, network: str) -> list[torch.Tensor]:
         if self.policy is None:
             return []
-        policy = self.policy
-        arrays = [*itertools.chain(*getattr(policy, network)), policy.obs_mean, policy.obs_var]
-        return arrays if network == "critic" or policy.log_std is None else [*arrays, policy.log_std]
+        arrays, log_std = _parameters(self.policy, network), self.policy.log_std
+        return arrays if network == "critic" or log_std is None else [*arrays, log_std]
+
+
+class FusedEvaluation:
+    """Plays the greedy policy in `num_episodes` environments, one episode each, in one launch.
+
+    Args:
+        env: the environment, with a time limit: each step an expression of one environment's own numbers.
+        policy: its arrays are read at every launch, so updates in place take effect. The action is the one of the
+            greatest logit, the lowest of equal ones, or the mean.
+        num_episodes: B.
+        generator: on the device; every `play` draws a key from it.
+        precision: as FusedCollector's; and random numbers as there.
+
+    Raises:
+        UsageError: there is no time limit; or the environment (a TraceError, which names the line) or the policy has no
+            form inside a kernel. `why_not` says so beforehand.
+    """
+
+    def __init__(self, env: Environment, policy: Policy, num_episodes: int, generator: torch.Generator, precision: str):
+        build.check_device(generator.device)
+        if env.max_episode_steps is None:
+            raise UsageError(
+                f"environment {env.id!r} has no time limit, which evaluation needs: give it max_episode_steps"
+            )
+        self.env, self.policy, self.num_episodes = env, policy, num_episodes
+        self.generator, self.device = generator, generator.device
+        self._kernel = _evaluation_kernel(env, _form(env, policy), _precision(precision, self.device))
+        self.returns_B = torch.zeros(num_episodes, device=self.device)
+        self.key = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.counter = torch.zeros(1, dtype=torch.int64, device=self.device)
+
+    def state(self) -> dict:
+        """The tensor that one `play` leaves to the next, by name."""
+        return {"counter": self.counter}
+
+    @torch.no_grad()
+    def play(self) -> torch.Tensor:
+        """Play from fresh starts to the ends. It only launches kernels, on the same addresses in every call.
+
+        Returns:
+            [num_episodes] float32, undiscounted returns; overwritten by the next call.
+        """
+        self.key.random_(generator=self.generator)
+        arrays = [self.key, self.counter, *_parameters(self.policy, "actor"), self.returns_B]
+        with build.on(self.device):
+            self._kernel[lambda meta: (build.cdiv(self.num_episodes, meta["BLOCK"]),)](*arrays, self.num_episodes)
+        self.counter += 1 + self.env.max_episode_steps  # the start draws as a step does
+        return self.returns_B
 
 
 class FusedSteps:
@@ -231,6 +279,23 @@ def _steps_kernel(env: Environment, autoreset: str):
     writer = RolloutWriter(env, autoreset, None, given=True)
     module = build.load(f"{env.id}: steps by given actions in one kernel.", [writer.kernel()])
     return build.tuned(module.rollout, writer.carried())
+
+
+@functools.cache
+def _evaluation_kernel(env: Environment, form: tuple, precision: str):
+    writer = EvaluationWriter(env, _networks(env, form, precision)[0])
+    module = build.load(f"{env.id}: greedy episodes in one kernel.", [writer.kernel()])
+    return build.tuned(module.evaluation, writer.carried())
+
+
+def _parameters(policy: Policy, network: str) -> list[torch.Tensor]:
+    """What a network's kernel reads: weights and biases, and what normalises observations."""
+    return [*itertools.chain(*getattr(policy, network)), policy.obs_mean, policy.obs_var]
+
+
+def _precision(asked: str, device: torch.device) -> str:
+    """A CPU computes in float32 whatever the setting, see rlgraph.precision."""
+    return asked if device.type == "cuda" else "ieee"
 
 
 def _owned_carry(carry):
