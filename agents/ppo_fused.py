@@ -25,8 +25,10 @@ from rlgraph.rollout import Rollout
 # Sums over rows, before the gradients in a row: ppo_loss's metrics. Those of rlgraph.fused.adam follow.
 POLICY_LOSS, VALUE_LOSS, ENTROPY, APPROX_KL, CLIP_FRACTION = range(5)
 assert (CLIP_FRACTION, NORM, TAKEN) == (4, 5, 6)
-PROGRAMS_A_PROCESSOR = 1  # of each network
-MOST_WEIGHTS = 2 * 128 * 128  # between hidden layers, of each network: their gradients stay in registers
+# Rows a tile, and warps: of eight shapes the fastest, see docs/performance.md. Each processor of the device has one
+# program of the actor's and one of the critic's.
+BLOCK, WARPS = 32, 4
+MOST_WEIGHTS = 128 * 128 + 16 * 128  # of a network's hidden layers: they and their gradients stay on the chip
 
 
 class FusedUpdates:
@@ -56,8 +58,8 @@ class FusedUpdates:
         self.adam = FlatAdam(policy.parameters(), learning_rate, config.max_grad_norm, 1e-5, bounded, LOG_STD_RANGE)
         self.shuffle = Shuffle(config.batch_size, config.num_epochs, config.num_minibatches, generator)
         self.rows = config.batch_size // config.num_minibatches
-        smallest = min(block for block, _ in build.GRADIENT_CONFIGS)
-        programs = min(build.cdiv(self.rows, smallest), PROGRAMS_A_PROCESSOR * build.processors(device))
+        self.block = 512 if build.interpreted() else BLOCK  # an interpreter takes as long for a few rows as for many
+        programs = min(build.cdiv(self.rows, self.block), build.processors(device))
         self.partial = torch.zeros(programs, self.adam.columns, device=device)
         self.totals = torch.zeros(config.num_updates, self.adam.columns, device=device)
         self.stopped = torch.zeros((), device=device)
@@ -79,31 +81,43 @@ class FusedUpdates:
                 self.adam.take(self.partial, total_C, self.rows, self.stopped, APPROX_KL, limit)
         return self.totals[:, : TAKEN + 1].sum(dim=0)
 
+    def fits(self, rollout: Rollout) -> bool:
+        """Whether the device has the memory that a program of the gradients' kernel shares. Compiles the kernel."""
+        if build.interpreted():
+            return True
+        arguments, shape = self._arguments(rollout, rollout.reward_TB, 0)
+        with build.on(self.partial.device):
+            kernel = self._kernel.warmup(*arguments, grid=(1,), **shape)
+        properties = torch.cuda.get_device_properties(self.partial.device)
+        return kernel.metadata.shared <= properties.shared_memory_per_block_optin
+
     def _gradients(self, rollout: Rollout, advantage_TB: torch.Tensor, update: int) -> None:
         """Fill `partial` with sums over the rows of one minibatch."""
-        config, policy = self.config, self.policy.for_kernels()
-        shuffle = self.shuffle
+        arguments, shape = self._arguments(rollout, advantage_TB, update)
+        self._kernel[(len(self.partial), 2)](*arguments, **shape)  # actor and critic
+
+    def _arguments(self, rollout: Rollout, advantage_TB: torch.Tensor, update: int) -> tuple[list, dict]:
+        config, policy, shuffle = self.config, self.policy.for_kernels(), self.shuffle
         arrays = [shuffle.order_UM[update], shuffle.moments_U[update], rollout.obs, rollout.action, rollout.log_prob_TB]
         arrays += [rollout.value_TB, advantage_TB, *(x for layer in (*policy.actor, *policy.critic) for x in layer)]
         arrays += [policy.obs_mean, policy.obs_var, *([] if policy.log_std is None else [policy.log_std])]
         clip_value = math.inf if config.clip_value is None else config.clip_value
-        numbers = (config.clip_range, config.entropy_coef, config.value_coef, clip_value)
+        numbers = [float(x) for x in (config.clip_range, config.entropy_coef, config.value_coef, clip_value)]
         tiles = rounded_up(shuffle.moments_U.shape[1])
-        grid = (len(self.partial), 2)  # actor and critic
-        self._kernel[grid](*arrays, self.partial, self.rows, *numbers, tiles, TILE, self.adam.columns)
+        constants = [self.adam.columns, tiles, TILE, self.block]
+        return [*arrays, self.partial, self.rows, *numbers, *constants], {"num_warps": WARPS, "num_stages": 1}
 
 
 def why_not(policy: ActorCritic) -> str | None:
-    """Why the updates of a policy do not fit into kernels, in one line; None if they do."""
-    for name, network in (("actor", policy.actor), ("critic", policy.critic)):
-        widths = [layer.weight.shape for layer in network.layers[1:-1]]
-        weights = sum(rounded_up(o) * rounded_up(i) for o, i in widths)
-        if weights > MOST_WEIGHTS:
-            return (
-                f"the {name} has {weights} weights between hidden layers, a kernel sums up to {MOST_WEIGHTS} gradients"
-            )
+    """Why the updates of a policy have no form here, in one line; None if they have. See also `FusedUpdates.fits`."""
     if not isinstance(policy.distribution, Gaussian) and policy.actor.layers[-1].weight.shape[0] < 2:
-        return "there is nothing to learn with a single action"
+        return "there is nothing to learn about a single action"
+    for name, network in (("actor", policy.actor), ("critic", policy.critic)):
+        widths = [layer.weight.shape for layer in network.layers[:-1]]
+        weights = sum(rounded_up(ins + 1) * rounded_up(outs) for outs, ins in widths[:1])
+        weights += sum(rounded_up(ins) * rounded_up(outs) for outs, ins in widths[1:])
+        if weights > MOST_WEIGHTS:
+            return f"the {name} has {weights} weights before its last layer, and a kernel takes up to {MOST_WEIGHTS}"
     return None
 
 
@@ -122,7 +136,7 @@ def _kernel(env: Environment, actor: Network, critic: Network, normalize: bool):
     module = build.load(
         f"{env.id}: PPO gradients in one kernel.", [GradientWriter(env, actor, critic, normalize).text()]
     )
-    return build.tuned(module.gradients, [], build.GRADIENT_CONFIGS, key="M")
+    return module.gradients
 
 
 class GradientWriter:
@@ -142,7 +156,7 @@ class GradientWriter:
         """`gradients(*pointers, M, …, BLOCK)`, and a function for each network that it calls."""
         shared = ["order_ptr", "moments_ptr", "obs_ptr", "advantage_ptr", "obs_mean_ptr", "obs_var_ptr", "partial_ptr"]
         log_std = [] if self.discrete else ["log_std_ptr"]
-        numbers = ["M", "TILES: tl.constexpr", "TILE: tl.constexpr", "COLUMNS", "BLOCK: tl.constexpr"]
+        numbers = ["M", "COLUMNS", "TILES: tl.constexpr", "TILE: tl.constexpr", "BLOCK: tl.constexpr"]
         actor = [
             *shared,
             "action_ptr",
@@ -160,7 +174,8 @@ class GradientWriter:
         pointers += [*self.actor.parameters(), *self.critic.parameters(), "obs_mean_ptr", "obs_var_ptr", *log_std]
         settings = ["clip_range", "entropy_coef", "value_coef", "clip_value"]
         called = [name.split(":")[0] for name in numbers]
-        body = ["if tl.program_id(1) == 0:", f"{INDENT}actor_gradients({', '.join([*actor, *called])})"]
+        body = [f'"""{self.env.id}: sums over the rows of a minibatch, a row of numbers from each program."""']
+        body += ["if tl.program_id(1) == 0:", f"{INDENT}actor_gradients({', '.join([*actor, *called])})"]
         body += ["else:", f"{INDENT}critic_gradients({', '.join([*critic, *called])})"]
         arguments = [*pointers, "partial_ptr", "M", *settings, *numbers[1:]]
         self._function(text, "gradients", arguments, body)
@@ -188,12 +203,13 @@ class GradientWriter:
             *passes.backward(gradients),
         ]
         return [
+            f'"""Sums over every P-th tile of a minibatch, for the {network.name}."""',
             *before,
             *passes.start(),
             "partial_ptr += tl.program_id(0).to(tl.int64) * COLUMNS",
             "for tile in range(tl.program_id(0), tl.cdiv(M, BLOCK), tl.num_programs(0)):",
             *(INDENT + line for line in in_loop),
-            *passes.store(f"(partial_ptr + {first})"),
+            *passes.store(first),
             *after,
         ]
 

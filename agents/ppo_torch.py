@@ -158,14 +158,16 @@ class PPO(Trainer):
         sizes = (config.num_envs, config.num_steps, self.generator)
         self.learning_rate = torch.tensor(config.learning_rate, device=device)
         self.iteration = torch.zeros((), dtype=torch.int64, device=device)
-        self.updates = self._fused_updates() if collector_mode == "fused" else None
+        self.updates = None
+        if collector_mode == "fused":
+            updates = self._fused_updates()  # first: it moves the parameters
+            self.collector = FusedCollector(self.env, self.policy.for_kernels(), *sizes, config.precision)
+            self.updates = updates if updates is not None and updates.fits(self.collector.rollout) else None
+        else:
+            self.collector = Collector(self.env, self.policy.act, self.policy.value, *sizes, collector_mode)
         if self.updates is None:
             self._loss = self._in_mode(ppo_loss)
             self.optimizer = self._adam(self.policy.parameters(), self.learning_rate, eps=1e-5)
-        if collector_mode == "fused":
-            self.collector = FusedCollector(self.env, self.policy.for_kernels(), *sizes, config.precision)
-        else:
-            self.collector = Collector(self.env, self.policy.act, self.policy.value, *sizes, collector_mode)
         self.obs_count, self.reward_count = (
             torch.tensor(1e-4, device=device),
             torch.tensor(1e-4, device=device),
@@ -190,7 +192,7 @@ class PPO(Trainer):
         }
 
     def _fused_updates(self):
-        """None where the updates do not fit into kernels."""
+        """All updates in kernels; None where they have no form there."""
         from rlgraph.agents import ppo_fused  # imports Triton, which torch for a CPU lacks
 
         if ppo_fused.why_not(self.policy) is not None:

@@ -1,6 +1,6 @@
 """What the tests of fused rollouts share: a kernel's random numbers in numpy, and an environment that uses everything.
 
-`python tests/fused_tools.py` writes the golden file anew.
+`python tests/fused_tools.py` writes the golden files anew.
 """
 
 import os
@@ -16,6 +16,7 @@ from gymnasium.spaces import Box
 
 import rlgraph
 from rlgraph.agents.networks_torch import ActorCritic
+from rlgraph.agents.ppo_fused import GradientWriter
 from rlgraph.environment import SAME_STEP
 from rlgraph.environment import build as build_env
 from rlgraph.fused import build
@@ -148,16 +149,20 @@ def torch_namespace():
 
 # ---- the text of a kernel
 
-GOLDEN = Path(__file__).parent / "golden" / "cartpole_rollout.py"
+GOLDEN = Path(__file__).parent / "golden"
 
 
-def cartpole_source():
-    """As mode fused writes it for PPO's networks on a GPU."""
+def cartpole_sources():
+    """Golden files and their texts: what mode fused writes for PPO's networks on a GPU."""
     env = rlgraph.make("CartPole-v1")
     actor = Network("actor", (4, 64, 64, 2), "tanh", "tf32", relative=True)
     critic = Network("critic", (4, 64, 64, 1), "tanh", "tf32")
-    kernels = [RolloutWriter(env, SAME_STEP, actor).kernel(), values_kernel(env, critic)]
-    return build.source("CartPole-v1: rollouts in one kernel.", kernels)
+    rollout = [RolloutWriter(env, SAME_STEP, actor).kernel(), values_kernel(env, critic)]
+    gradients = [GradientWriter(env, actor, critic, normalize=True).text()]
+    return {
+        GOLDEN / "cartpole_rollout.py": build.source("CartPole-v1: rollouts in one kernel.", rollout),
+        GOLDEN / "cartpole_gradients.py": build.source("CartPole-v1: PPO gradients in one kernel.", gradients),
+    }
 
 
 # ---- an environment that uses everything
@@ -274,5 +279,6 @@ class Sink:
 
 
 if __name__ == "__main__":
-    GOLDEN.parent.mkdir(exist_ok=True)
-    GOLDEN.write_text(cartpole_source(), encoding="utf-8")
+    GOLDEN.mkdir(exist_ok=True)
+    for path, text in cartpole_sources().items():
+        path.write_text(text, encoding="utf-8")

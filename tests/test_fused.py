@@ -18,12 +18,11 @@ from agent_tools import copy, differ, everything, iterate
 from diagnostics import Aim, Match, Wander
 from fused_tools import (
     DEVICES,
-    GOLDEN,
     SORTED_LINE,
     Sink,
     Sorted,
     Told,
-    cartpole_source,
+    cartpole_sources,
     draws,
     interpreted,
     make_env,
@@ -507,7 +506,7 @@ def test_an_iteration_of_ppo_trains(tmp_path):
     agent = PPO(config, make_env("CartPole-v1", max_episode_steps=3))
     assert agent.mode == "fused"
     assert isinstance(agent.collector, FusedCollector)
-    assert agent.execution() == "rollouts in one kernel, no CUDA graph on cpu: operation by operation"
+    assert agent.execution() == "rollouts and updates in kernels, no CUDA graph on cpu: operation by operation"
     before, counted = agent.arrays(), copy(agent.collector.counter)
     assert counted == 0  # making the graph has left no trace
     metrics = iterate(agent)
@@ -669,7 +668,8 @@ def test_an_infinite_observation_does_not_depend_on_padding(device):
     class Endless(Match):
         @staticmethod
         def observe(xp, s, p):
-            return xp.where(xp.arange(2) == 0, xp.inf, 0 * Match.observe(xp, s, p))
+            finite = 0 * Match.observe(xp, s, p)[:, 1]
+            return xp.stack([xp.full_like(finite, xp.inf), finite], axis=-1)
 
     env = build_env(Endless)
     policy = make_policy(env, hidden=(6, 6)).to(device)
@@ -682,7 +682,7 @@ def test_an_infinite_observation_does_not_depend_on_padding(device):
 def test_ppo_says_how_it_runs():
     agent = PPO(dataclasses.replace(TINY, device="cuda", num_envs=64, num_steps=16), make_env("CartPole-v1"))
     iterate(agent)
-    assert "rollouts in one kernel, one CUDA graph an iteration, replayed 1 times" in agent.execution()
+    assert "rollouts and updates in kernels, one CUDA graph an iteration, replayed 1 times" in agent.execution()
 
 
 @pytest.mark.gpu
@@ -715,14 +715,15 @@ def test_ppo_in_mode_fused_repeats_itself():
 
 def test_the_text_of_cartpoles_kernels():
     """So that a change of the generator shows as a change of what it writes."""
-    written = GOLDEN.read_text(encoding="utf-8")
-    assert cartpole_source() == written, "if the new text is meant: `python tests/fused_tools.py` writes the file anew"
+    for path, text in cartpole_sources().items():
+        assert text == path.read_text(encoding="utf-8"), "if it is meant, `python tests/fused_tools.py` writes it anew"
 
 
 def test_the_text_is_the_same_in_every_process_and_compiles():
-    text = cartpole_source()
-    assert text == cartpole_source()
-    compile(text, "cartpole_rollout.py", "exec")
+    sources = cartpole_sources()
+    assert sources == cartpole_sources()
+    for path, text in sources.items():
+        compile(text, path.name, "exec")
 
 
 @pytest.mark.parametrize("place", ["file", "missing"])

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -28,8 +28,6 @@ from rlgraph.fused import library
 '''
 # Environments a program, and warps.
 CONFIGS = ((16, 1), (16, 2), (16, 4), (32, 1), (64, 4), (128, 4))
-# Rows a tile, and warps, of a kernel that sums gradients.
-GRADIENT_CONFIGS = ((16, 4), (32, 4))
 
 
 def interpreted() -> bool:
@@ -97,8 +95,8 @@ def load(title: str, kernels: list[str]) -> ModuleType:
     return module
 
 
-def tuned(kernel, written: list[str], configs: Iterable[tuple[int, int]] = CONFIGS, key: str = "B") -> Callable:
-    """A kernel that chooses block and warps by timing `configs` once for each size, and remembers the choice on disk.
+def tuned(kernel, written: list[str]) -> Callable:
+    """A kernel that chooses block and warps by timing CONFIGS once for each B, and remembers the choice on disk.
 
     Blocks differ in the order of some sums, so results differ by rounding from one choice to another: a run repeats
     itself bit for bit as long as Triton's cache keeps the choice.
@@ -106,13 +104,11 @@ def tuned(kernel, written: list[str], configs: Iterable[tuple[int, int]] = CONFI
     Args:
         kernel: takes a constant BLOCK.
         written: names of the pointers to what it reads and writes: put back after each trial.
-        configs: (BLOCK, warps) to choose from.
-        key: the argument that is the size.
     """
     import triton
 
     if interpreted():  # by numpy, for which a block is one array
-        return triton.autotune([triton.Config({"BLOCK": 64})], key=[key])(kernel)
+        return triton.autotune([triton.Config({"BLOCK": 64})], key=["B"])(kernel)
     # Loads are few and early: to fetch ahead, in stages, would only add to the loop.
-    shapes = [triton.Config({"BLOCK": block}, num_warps=warps, num_stages=1) for block, warps in configs]
-    return triton.autotune(shapes, key=[key], restore_value=written, cache_results=True)(kernel)
+    configs = [triton.Config({"BLOCK": block}, num_warps=warps, num_stages=1) for block, warps in CONFIGS]
+    return triton.autotune(configs, key=["B"], restore_value=written, cache_results=True)(kernel)

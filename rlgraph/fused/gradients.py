@@ -66,7 +66,7 @@ class Differentiated:
             f"rows = tl.where(column[None, :] == {D}, 1.0, (rows - mean[None, :]) * scale[None, :])",
             # As exact as where the policy acts: the ratio of probabilities begins at 1.
             f'{h} = tl.dot(rows, {self.name}_w0, input_precision="tf32x3")',
-            *self.network.forward_rest(results, slopes=True),
+            *self.network.forward_rest(results, training=True),
         ]
 
     def backward(self, gradients: list[str]) -> list[str]:
@@ -86,27 +86,32 @@ class Differentiated:
         lines += [f"{n}_d = {net.before_activation(1, f'{n}_d')}"]
         return [*lines, f"{n}_dw0 += {net.product(f'tl.trans({n}_d)', 'rows')}"]
 
-    def store(self, pointer: str) -> list[str]:
-        """Lines after the loop that write the gradients of each layer's weight and bias, one after the other."""
-        n, net, at = self.name, self.network, 0
-        D, units, column = self.sizes[0], net.units(1), "column[None, :]"
-        rows = f"({units}[:, None] < {self.sizes[1]})"
-        width = self.sizes[1]
-        lines = [f"tl.store({pointer} + {units}[:, None] * {D} + {column}, {n}_dw0, mask={rows} & ({column} < {D}))"]
-        at = D * width
-        place = f"{pointer} + {at} + {units}[:, None] + {column} * 0"
-        lines += [f"tl.store({place}, {n}_dw0, mask={rows} & ({column} == {D}))"]
-        at += width
+    def store(self, at: int) -> list[str]:
+        """Lines after the loop that write the gradients of each layer's weight and bias, one after the other.
+
+        They go to `partial_ptr` from its entry `at` on.
+        """
+        n, net, (D, width, *_) = self.name, self.network, self.sizes
+        units, row = net.units(1), f"{net.units(1)}[:, None]"
+        here = f"({row} < {width})"
+        lines = [
+            f"tl.store(partial_ptr + {at} + {row} * {D} + column[None, :], {n}_dw0, "
+            f"mask={here} & (column[None, :] < {D}))",
+            f"tl.store(partial_ptr + {at + D * width} + {row} + 0 * column[None, :], {n}_dw0, "
+            f"mask={here} & (column[None, :] == {D}))",
+        ]
+        at += (D + 1) * width
         for i in range(1, self.last):
-            ins, outs = self.sizes[i], self.sizes[i + 1]
-            rows, columns = f"{net.units(i + 1)}[:, None]", f"{net.units(i)}[None, :]"
-            mask = f"({rows} < {outs}) & ({columns} < {ins})"
-            lines += [f"tl.store({pointer} + {at} + {rows} * {ins} + {columns}, {n}_dw{i}, mask={mask})"]
-            at += ins * outs
-            units = net.units(i + 1)
-            lines += [f"tl.store({pointer} + {at} + {units}, tl.sum({n}_db{i}, axis=0), mask={units} < {outs})"]
-            at += outs
-        return lines + self._store_last(pointer, at)
+            ins, outs, before, units = self.sizes[i], self.sizes[i + 1], f"{units}[None, :]", net.units(i + 1)
+            row = f"{units}[:, None]"
+            lines += [
+                f"tl.store(partial_ptr + {at} + {row} * {ins} + {before}, {n}_dw{i}, "
+                f"mask=({row} < {outs}) & ({before} < {ins}))",
+                f"tl.store(partial_ptr + {at + ins * outs} + {units}, tl.sum({n}_db{i}, axis=0), "
+                f"mask={units} < {outs})",
+            ]
+            at += (ins + 1) * outs
+        return lines + self._store_last(at)
 
     # ---- the last layer: a few outputs
 
@@ -129,7 +134,7 @@ class Differentiated:
             lines += [f"{n}_out += tl.where({n}_output[None, :] == {k}, {g}[:, None], 0.0)"]
         return [*lines, f"{n}_dw{self.last} += {self.network.product(f'tl.trans({n}_out)', h)}"]
 
-    def _store_last(self, pointer: str, at: int) -> list[str]:
+    def _store_last(self, at: int) -> list[str]:
         """Relative outputs' gradients sum to zero with that of the first one, which has none of its own."""
         n, units, width, outputs = self.name, self.network.units(self.last), self.sizes[self.last], self.sizes[-1]
         lines = []
@@ -143,6 +148,6 @@ class Differentiated:
             for kind in ("w", "b"):
                 lines += [f"{n}_d{kind}_0 = -({' + '.join(f'{n}_d{kind}_{k}' for k in self.network.outputs)})"]
         for k in range(outputs):
-            lines += [f"tl.store({pointer} + {at + k * width} + {units}, {n}_dw_{k}, mask={units} < {width})"]
-            lines += [f"tl.store({pointer} + {at + outputs * width + k}, {n}_db_{k})"]
+            lines += [f"tl.store(partial_ptr + {at + k * width} + {units}, {n}_dw_{k}, mask={units} < {width})"]
+            lines += [f"tl.store(partial_ptr + {at + outputs * width + k}, {n}_db_{k})"]
         return lines

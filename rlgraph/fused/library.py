@@ -87,6 +87,15 @@ def fast_tanh(x):
 
 
 @triton.jit
+def close_tanh(x):
+    """Of the hardware's exponential and reciprocal: off by 3e-7 at most."""
+    denominator = tl.exp2(2.8853900817779268 * x) + 1.0
+    return 1.0 - 2.0 * tl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [denominator], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
 def fast_log(x):
     """The hardware's, of normal numbers: off by 2e-7 at most near 1, and by two units in the last place elsewhere."""
     log2 = tl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)

@@ -103,19 +103,19 @@ class Network:
         lines += [f"{h} += {x}[:, None] * {w}0_{d}[None, :]" for d, x in enumerate(inputs[1:], 1)]
         return lines + self.forward_rest(results)
 
-    def forward_rest(self, results: list[str], slopes: bool = False) -> list[str]:
+    def forward_rest(self, results: list[str], training: bool = False) -> list[str]:
         """Those of `forward` after the first layer's product, which is in `h(1)`.
 
-        They leave what layer i gives in `h(i)`, [BLOCK, units], and with `slopes` all that `before_activation` needs.
+        For `training` they leave what layer i gives in `h(i)`, [BLOCK, units], and all that `before_activation` needs.
         """
         last, w, h = self.last, f"{self.name}_w", self.h(1)
         lines = []
         if rounded_up(self.sizes[1]) > self.sizes[1]:  # an infinite observation times a weight of padding is NaN
             lines += [f"{h} = tl.where({self.units(1)}[None, :] < {self.sizes[1]}, {h}, 0.0)"]
         for i in range(1, last):
-            lines += self._activated(i, slopes)
+            lines += self._activated(i, training)
             lines += [f"{self.h(i + 1)} = {self.product(self.h(i), f'{w}{i}')} + {self.name}_b{i}[None, :]"]
-        lines += self._activated(last, slopes)
+        lines += self._activated(last, training)
         return lines + [
             f"{result} = tl.sum({self.h(last)} * {w}{last}_{k}[None, :], axis=1) + {self.name}_b{last}_{k}"
             for k, result in zip(self.outputs, results)
@@ -146,13 +146,18 @@ class Network:
         product = "tf32x3" if self.precision == "ieee" else "tf32"
         return f'tl.dot({a}, {b}, input_precision="{product}")'
 
-    def _activated(self, layer: int, slopes: bool) -> list[str]:
+    def _activated(self, layer: int, training: bool) -> list[str]:
         h = self.h(layer)
-        fast = self.precision != "ieee" and self.activation == "tanh"
-        activate = f"{h} = library.{'fast_tanh' if fast else self.activation}({h})"
-        if slopes and self.activation == "silu":  # the others' derivatives follow from what they give
+        activate = f"{h} = library.{self._activation(training)}({h})"
+        if training and self.activation == "silu":  # the others' derivatives follow from what they give
             return [f"{self._slope(layer)} = library.silu_slope({h})", activate]
         return [activate]
+
+    def _activation(self, training: bool) -> str:
+        if self.activation != "tanh" or self.precision == "ieee":
+            return self.activation
+        # The hardware's errors have a sign, and add up over a minibatch's rows; those of TF32 products do not.
+        return "close_tanh" if training and self.precision == "tf32" else "fast_tanh"
 
     def _slope(self, layer: int) -> str:
         return f"{self.name}_slope{layer}"

@@ -18,8 +18,10 @@ def _hashed(x, key):
 
 
 @triton.jit
-def _rounds(left, right, a, b, c, d, high, low):
+def _rounds(left, right, a, b, c, d, BITS: tl.constexpr):
     """Four rounds of a Feistel network (Luby & Rackoff, 1988), one for each key."""
+    high: tl.constexpr = (1 << (BITS - BITS // 2)) - 1
+    low: tl.constexpr = (1 << BITS // 2) - 1
     left ^= _hashed(right, a) & high
     right ^= _hashed(left, b) & low
     left ^= _hashed(right, c) & high
@@ -28,15 +30,12 @@ def _rounds(left, right, a, b, c, d, high, low):
 
 
 @triton.jit
-def _permuted(x, key, epoch, time, BITS: tl.constexpr):
-    """A bijection of numbers of BITS bits, another one for every key, epoch and time."""
+def _permuted(x, a, b, c, d, e, f, g, h, BITS: tl.constexpr):
+    """A bijection of numbers of BITS bits, another one for other keys."""
     half: tl.constexpr = BITS // 2
-    high: tl.constexpr = (1 << (BITS - half)) - 1
-    low: tl.constexpr = (1 << half) - 1
-    left, right = x >> half, x & low
-    for group in tl.static_range(2):
-        a, b, c, d = tl.philox(key, epoch, time.to(tl.uint32), (time >> 32).to(tl.uint32), group)
-        left, right = _rounds(left, right, a, b, c, d, high, low)
+    left, right = x >> half, x & ((1 << half) - 1)
+    left, right = _rounds(left, right, a, b, c, d, BITS)
+    left, right = _rounds(left, right, e, f, g, h, BITS)
     return (left << half) | right
 
 
@@ -49,10 +48,12 @@ def _shuffled(key_ptr, time_ptr, x_ptr, order_ptr, moments_ptr, N, M, BITS: tl.c
     epoch = minibatch // (N // M)
     key, time = tl.load(key_ptr), tl.load(time_ptr)
     row = ((minibatch - epoch * (N // M)) * M + tl.minimum(at, M - 1)).to(tl.uint32)
-    epoch = epoch.to(tl.uint32)
-    row = _permuted(row, key, epoch, time, BITS)
+    early, late = time.to(tl.uint32), (time >> 32).to(tl.uint32)
+    a, b, c, d = tl.philox(key, epoch.to(tl.uint32), early, late, 0)
+    e, f, g, h = tl.philox(key, epoch.to(tl.uint32), early, late, 1)
+    row = _permuted(row, a, b, c, d, e, f, g, h, BITS)
     while tl.max(row.to(tl.int32), axis=0) >= N:  # a walk along the cycle ends inside, where it began
-        row = tl.where(row.to(tl.int32) >= N, _permuted(row, key, epoch, time, BITS), row)
+        row = tl.where(row.to(tl.int32) >= N, _permuted(row, a, b, c, d, e, f, g, h, BITS), row)
     row = row.to(tl.int32)
     tl.store(order_ptr + minibatch.to(tl.int64) * M + at, row, mask=here)
     x = tl.load(x_ptr + row, mask=here, other=0.0)

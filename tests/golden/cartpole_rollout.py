@@ -95,14 +95,14 @@ def rollout(
         seen_1 = (obs_1.to(tl.float32) - mean_1) * scale_1
         seen_2 = (obs_2.to(tl.float32) - mean_2) * scale_2
         seen_3 = (obs_3.to(tl.float32) - mean_3) * scale_3
-        actor_h = actor_b0[None, :] + seen_0[:, None] * actor_w0_0[None, :]
-        actor_h += seen_1[:, None] * actor_w0_1[None, :]
-        actor_h += seen_2[:, None] * actor_w0_2[None, :]
-        actor_h += seen_3[:, None] * actor_w0_3[None, :]
-        actor_h = library.fast_tanh(actor_h)
-        actor_h = tl.dot(actor_h, actor_w1, input_precision="tf32") + actor_b1[None, :]
-        actor_h = library.fast_tanh(actor_h)
-        output_1 = tl.sum(actor_h * actor_w2_1[None, :], axis=1) + actor_b2_1
+        actor_h1 = actor_b0[None, :] + seen_0[:, None] * actor_w0_0[None, :]
+        actor_h1 += seen_1[:, None] * actor_w0_1[None, :]
+        actor_h1 += seen_2[:, None] * actor_w0_2[None, :]
+        actor_h1 += seen_3[:, None] * actor_w0_3[None, :]
+        actor_h1 = library.fast_tanh(actor_h1)
+        actor_h2 = tl.dot(actor_h1, actor_w1, input_precision="tf32") + actor_b1[None, :]
+        actor_h2 = library.fast_tanh(actor_h2)
+        output_1 = tl.sum(actor_h2 * actor_w2_1[None, :], axis=1) + actor_b2_1
         top = tl.zeros([BLOCK], tl.float32)
         top = tl.maximum(top, output_1)
         weight_0 = tl.exp(-top)
@@ -271,14 +271,14 @@ def values(
         seen_1 = (obs_1.to(tl.float32) - mean_1) * scale_1
         seen_2 = (obs_2.to(tl.float32) - mean_2) * scale_2
         seen_3 = (obs_3.to(tl.float32) - mean_3) * scale_3
-        critic_h = critic_b0[None, :] + seen_0[:, None] * critic_w0_0[None, :]
-        critic_h += seen_1[:, None] * critic_w0_1[None, :]
-        critic_h += seen_2[:, None] * critic_w0_2[None, :]
-        critic_h += seen_3[:, None] * critic_w0_3[None, :]
-        critic_h = library.fast_tanh(critic_h)
-        critic_h = tl.dot(critic_h, critic_w1, input_precision="tf32") + critic_b1[None, :]
-        critic_h = library.fast_tanh(critic_h)
-        value = tl.sum(critic_h * critic_w2_0[None, :], axis=1) + critic_b2_0
+        critic_h1 = critic_b0[None, :] + seen_0[:, None] * critic_w0_0[None, :]
+        critic_h1 += seen_1[:, None] * critic_w0_1[None, :]
+        critic_h1 += seen_2[:, None] * critic_w0_2[None, :]
+        critic_h1 += seen_3[:, None] * critic_w0_3[None, :]
+        critic_h1 = library.fast_tanh(critic_h1)
+        critic_h2 = tl.dot(critic_h1, critic_w1, input_precision="tf32") + critic_b1[None, :]
+        critic_h2 = library.fast_tanh(critic_h2)
+        value = tl.sum(critic_h2 * critic_w2_0[None, :], axis=1) + critic_b2_0
         tl.store(value_ptr + row, value, mask=at)
         terminated = tl.load(terminated_ptr + row - B, mask=after, other=0).to(tl.int1)
         ended = terminated | tl.load(truncated_ptr + row - B, mask=after, other=0).to(tl.int1)
@@ -301,12 +301,12 @@ def values(
         seen_1 = (obs_1.to(tl.float32) - mean_1) * scale_1
         seen_2 = (obs_2.to(tl.float32) - mean_2) * scale_2
         seen_3 = (obs_3.to(tl.float32) - mean_3) * scale_3
-        critic_h = critic_b0[None, :] + seen_0[:, None] * critic_w0_0[None, :]
-        critic_h += seen_1[:, None] * critic_w0_1[None, :]
-        critic_h += seen_2[:, None] * critic_w0_2[None, :]
-        critic_h += seen_3[:, None] * critic_w0_3[None, :]
-        critic_h = library.fast_tanh(critic_h)
-        critic_h = tl.dot(critic_h, critic_w1, input_precision="tf32") + critic_b1[None, :]
-        critic_h = library.fast_tanh(critic_h)
-        value = tl.sum(critic_h * critic_w2_0[None, :], axis=1) + critic_b2_0
+        critic_h1 = critic_b0[None, :] + seen_0[:, None] * critic_w0_0[None, :]
+        critic_h1 += seen_1[:, None] * critic_w0_1[None, :]
+        critic_h1 += seen_2[:, None] * critic_w0_2[None, :]
+        critic_h1 += seen_3[:, None] * critic_w0_3[None, :]
+        critic_h1 = library.fast_tanh(critic_h1)
+        critic_h2 = tl.dot(critic_h1, critic_w1, input_precision="tf32") + critic_b1[None, :]
+        critic_h2 = library.fast_tanh(critic_h2)
+        value = tl.sum(critic_h2 * critic_w2_0[None, :], axis=1) + critic_b2_0
         tl.store(final_value_ptr + row, value, mask=listed)
