@@ -72,6 +72,7 @@ def main():
     parser.add_argument("--iterations-per-launch", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--launches", type=int, default=200, help="to time, for each row")
     parser.add_argument("--out", help="JSON file to write")
+    parser.add_argument("--commit", default="", help="to note where there is no git checkout to ask")
     args = parser.parse_args()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # or JAX would leave torch no memory
 
@@ -97,7 +98,7 @@ def main():
         print("Without a GPU a launch takes as long as the iteration itself.")
     if args.out:
         command = " ".join(["python scripts/host_time.py", *sys.argv[1:]])
-        written = {"command": command, "settings": vars(args), "provenance": provenance(), "rows": rows}
+        written = {"command": command, "settings": vars(args), "provenance": provenance(args.commit), "rows": rows}
         Path(args.out).write_text(json.dumps(written, indent=2) + "\n")
 
 

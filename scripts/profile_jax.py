@@ -60,6 +60,7 @@ def main():
     parser.add_argument("--unroll", nargs="+", default=["1", "4", "all"], help="updates in one turn of their loop")
     parser.add_argument("--launches", type=int, default=50, help="to time, for each row")
     parser.add_argument("--out", help="JSON file to write")
+    parser.add_argument("--commit", default="", help="to note where there is no git checkout to ask")
     args = parser.parse_args()
 
     print("  K unroll  setup s   µs an iteration", "".join(f"{name:>18}" for name in COUNTED), sep="")
@@ -81,7 +82,7 @@ def main():
             rows.append(row)
     if args.out:
         command = " ".join(["python scripts/profile_jax.py", *sys.argv[1:]])
-        written = {"command": command, "settings": vars(args), "provenance": provenance(), "rows": rows}
+        written = {"command": command, "settings": vars(args), "provenance": provenance(args.commit), "rows": rows}
         Path(args.out).write_text(json.dumps(written, indent=2) + "\n")
 
 
