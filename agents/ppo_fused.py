@@ -189,16 +189,25 @@ class GradientWriter:
 
     # ---- what both networks do around their loss
 
-    def _through_the_rows(self, network: Network, first: int, before, loss, after) -> list[str]:
-        """Lines of a function: `before` the loop, `loss` from outputs to their gradients, `after` it."""
+    def _through_the_rows(self, network: Network, first: int, gathered: dict, before, loss, after) -> list[str]:
+        """Lines of a function: `before` the loop, `loss` from outputs to their gradients, `after` it.
+
+        What is `gathered` by row is asked for one tile ahead, and which rows those are two tiles ahead: memory answers
+        while the tile before is computed.
+        """
         passes = Differentiated(network)
         outputs, gradients = self._names(network)
+        gathered = {"rows": passes.gather("soon"), "advantage": self._gather("advantage"), **gathered}
+        next_rows = "row = tl.load(order_ptr + at + stride, mask=at + stride < M, other=0).to(tl.int64)"
+        ask = [f"next_{name} = {load}" for name, load in gathered.items()]
         in_loop = [
-            "at = tile * BLOCK + tl.arange(0, BLOCK)",
-            "here = at < M",
-            "row = tl.load(order_ptr + at, mask=here, other=0).to(tl.int64)",
+            "here = soon",
+            *(f"{name} = next_{name}" for name in gathered),
+            "at += stride",
+            "soon = at < M",
+            *ask,
+            next_rows,
             *passes.forward(outputs),
-            "advantage = tl.load(advantage_ptr + row, mask=here, other=0.0)",
             *loss,
             *passes.backward(gradients),
         ]
@@ -207,7 +216,13 @@ class GradientWriter:
             *before,
             *passes.start(),
             "partial_ptr += tl.program_id(0).to(tl.int64) * COLUMNS",
-            "for tile in range(tl.program_id(0), tl.cdiv(M, BLOCK), tl.num_programs(0)):",
+            "stride = tl.num_programs(0) * BLOCK",
+            "at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
+            "soon = at < M",
+            "row = tl.load(order_ptr + at, mask=soon, other=0).to(tl.int64)",
+            *ask,
+            next_rows,
+            "for _ in range(tl.program_id(0) * BLOCK, M, stride):",
             *(INDENT + line for line in in_loop),
             *passes.store(first),
             *after,
@@ -218,9 +233,9 @@ class GradientWriter:
         return [f"output_{k}" for k in network.outputs], [f"d_output_{k}" for k in network.outputs]
 
     @staticmethod
-    def _gather(names: list[str], array: str) -> list[str]:
-        n = len(names)
-        return [f"{x} = tl.load({array}_ptr + row * {n} + {d}, mask=here, other=0)" for d, x in enumerate(names)]
+    def _gather(array: str, entries: int = 1, entry: int = 0) -> str:
+        place = f"row * {entries} + {entry}" if entries > 1 else "row"
+        return f"tl.load({array}_ptr + {place}, mask=soon, other=0)"
 
     @staticmethod
     def _sums(*columns: tuple[int, str]) -> tuple[list[str], list[str]]:
@@ -246,7 +261,11 @@ class GradientWriter:
             ]
         log_prob = self._log_prob_of_logits() if self.discrete else self._log_prob_of_means()
         loss = [*log_prob, *self._surrogate(), *(self._d_logits() if self.discrete else self._d_means())]
-        return self._through_the_rows(self.actor, SUMS, before, loss, store)
+        gathered = {"old_log_prob": self._gather("log_prob")}
+        if self.discrete:
+            gathered["action"] = self._gather("action") + ".to(tl.int32)"
+        gathered |= {name: self._gather("action", len(self.actions), k) for k, name in enumerate(self.actions)}
+        return self._through_the_rows(self.actor, SUMS, gathered, before, loss, store)
 
     def _moments(self) -> list[str]:
         if not self.normalize:
@@ -259,7 +278,7 @@ class GradientWriter:
     def _surrogate(self) -> list[str]:
         """From log_prob to the derivative of the clipped surrogate by it, in `d_log_prob`."""
         return [
-            "log_ratio = log_prob - tl.load(log_prob_ptr + row, mask=here, other=0.0)",
+            "log_ratio = log_prob - old_log_prob",
             "ratio = tl.exp(log_ratio)",
             "advantage = (advantage - center) * spread",
             "clipped = tl.minimum(tl.maximum(ratio, 1.0 - clip_range), 1.0 + clip_range)",
@@ -279,7 +298,7 @@ class GradientWriter:
         lines += ["log_total = top + tl.log(total)", "log_p_0 = -log_total"]
         lines += [f"log_p_{k} = {logit} - log_total" for k, logit in enumerate(logits, 1)]
         actions = range(len(logits) + 1)
-        lines += ["action = tl.load(action_ptr + row, mask=here, other=0).to(tl.int32)", "log_prob = log_p_0"]
+        lines += ["log_prob = log_p_0"]
         lines += [f"log_prob = tl.where(action == {k}, log_p_{k}, log_prob)" for k in actions[1:]]
         lines += ["entropy_of_row = -(" + " + ".join(f"tl.exp(log_p_{k}) * log_p_{k}" for k in actions) + ")"]
         return [*lines, "entropy += tl.where(here, entropy_of_row, 0.0)"]
@@ -309,7 +328,7 @@ class GradientWriter:
         return lines
 
     def _log_prob_of_means(self) -> list[str]:
-        lines = [*self._gather(self.actions, "action"), "log_prob = tl.zeros([BLOCK], tl.float32)"]
+        lines = ["log_prob = tl.zeros([BLOCK], tl.float32)"]
         for k, (action, mean) in enumerate(zip(self.actions, self.outputs)):
             lines += [
                 f"z_{k} = ({action} - {mean}) * tl.exp(-log_std_{k})",
@@ -331,7 +350,6 @@ class GradientWriter:
     def _critic(self) -> list[str]:
         start, store = self._sums((VALUE_LOSS, "value_loss"))
         loss = [
-            "old_value = tl.load(value_ptr + row, mask=here, other=0.0)",
             "target = old_value + advantage",
             "change = output_0 - old_value",
             "error = output_0 - target",
@@ -341,7 +359,8 @@ class GradientWriter:
             "value_loss += tl.where(here, 0.5 * worse * worse, 0.0)",
             "d_output_0 = tl.where(here & moving, value_coef * error, 0.0)",
         ]
-        return self._through_the_rows(self.critic, SUMS + _parameters(self.actor), start, loss, store)
+        gathered = {"old_value": self._gather("value")}
+        return self._through_the_rows(self.critic, SUMS + _parameters(self.actor), gathered, start, loss, store)
 
 
 def _parameters(network: Network) -> int:

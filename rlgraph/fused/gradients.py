@@ -57,12 +57,17 @@ class Differentiated:
             lines += [f"{n}_dw{self.last} = tl.zeros([{self._rows}, {width}], tl.float32)"]
         return lines + [f"{self._db(k)} = tl.zeros([BLOCK], tl.float32)" for k in self.network.outputs]
 
+    def gather(self, here: str) -> str:
+        """The observations of `row` where `here`."""
+        D = self.sizes[0]
+        mask = f"{here}[:, None] & (column < {D})[None, :]"
+        return f"tl.load(obs_ptr + row[:, None] * {D} + column[None, :], mask={mask}, other=0)"
+
     def forward(self, results: list[str]) -> list[str]:
-        """Lines that gather observations of `row` where `here`, and compute the `outputs` [BLOCK] each."""
+        """Lines that compute the `outputs` [BLOCK] each, of the observations that are in `rows`."""
         D, h = self.sizes[0], self.network.h(1)
         return [
-            f"within = here[:, None] & (column < {D})[None, :]",
-            f"rows = tl.load(obs_ptr + row[:, None] * {D} + column[None, :], mask=within, other=0).to(tl.float32)",
+            "rows = rows.to(tl.float32)",
             f"rows = tl.where(column[None, :] == {D}, 1.0, (rows - mean[None, :]) * scale[None, :])",
             # As exact as where the policy acts: the ratio of probabilities begins at 1.
             f'{h} = tl.dot(rows, {self.name}_w0, input_precision="tf32x3")',

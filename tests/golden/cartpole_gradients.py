@@ -72,19 +72,35 @@ def actor_gradients(
     actor_dw2_1 = tl.zeros([BLOCK, 64], tl.float32)
     actor_db2_1 = tl.zeros([BLOCK], tl.float32)
     partial_ptr += tl.program_id(0).to(tl.int64) * COLUMNS
-    for tile in range(tl.program_id(0), tl.cdiv(M, BLOCK), tl.num_programs(0)):
-        at = tile * BLOCK + tl.arange(0, BLOCK)
-        here = at < M
-        row = tl.load(order_ptr + at, mask=here, other=0).to(tl.int64)
-        within = here[:, None] & (column < 4)[None, :]
-        rows = tl.load(obs_ptr + row[:, None] * 4 + column[None, :], mask=within, other=0).to(tl.float32)
+    stride = tl.num_programs(0) * BLOCK
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    soon = at < M
+    row = tl.load(order_ptr + at, mask=soon, other=0).to(tl.int64)
+    next_rows = tl.load(obs_ptr + row[:, None] * 4 + column[None, :], mask=soon[:, None] & (column < 4)[None, :], other=0)
+    next_advantage = tl.load(advantage_ptr + row, mask=soon, other=0)
+    next_old_log_prob = tl.load(log_prob_ptr + row, mask=soon, other=0)
+    next_action = tl.load(action_ptr + row, mask=soon, other=0).to(tl.int32)
+    row = tl.load(order_ptr + at + stride, mask=at + stride < M, other=0).to(tl.int64)
+    for _ in range(tl.program_id(0) * BLOCK, M, stride):
+        here = soon
+        rows = next_rows
+        advantage = next_advantage
+        old_log_prob = next_old_log_prob
+        action = next_action
+        at += stride
+        soon = at < M
+        next_rows = tl.load(obs_ptr + row[:, None] * 4 + column[None, :], mask=soon[:, None] & (column < 4)[None, :], other=0)
+        next_advantage = tl.load(advantage_ptr + row, mask=soon, other=0)
+        next_old_log_prob = tl.load(log_prob_ptr + row, mask=soon, other=0)
+        next_action = tl.load(action_ptr + row, mask=soon, other=0).to(tl.int32)
+        row = tl.load(order_ptr + at + stride, mask=at + stride < M, other=0).to(tl.int64)
+        rows = rows.to(tl.float32)
         rows = tl.where(column[None, :] == 4, 1.0, (rows - mean[None, :]) * scale[None, :])
         actor_h1 = tl.dot(rows, actor_w0, input_precision="tf32x3")
         actor_h1 = library.close_tanh(actor_h1)
         actor_h2 = tl.dot(actor_h1, actor_w1, input_precision="tf32") + actor_b1[None, :]
         actor_h2 = library.close_tanh(actor_h2)
         output_1 = tl.sum(actor_h2 * actor_w2_1[None, :], axis=1) + actor_b2_1
-        advantage = tl.load(advantage_ptr + row, mask=here, other=0.0)
         top = tl.zeros([BLOCK], tl.float32)
         top = tl.maximum(top, output_1)
         total = tl.exp(-top)
@@ -92,12 +108,11 @@ def actor_gradients(
         log_total = top + tl.log(total)
         log_p_0 = -log_total
         log_p_1 = output_1 - log_total
-        action = tl.load(action_ptr + row, mask=here, other=0).to(tl.int32)
         log_prob = log_p_0
         log_prob = tl.where(action == 1, log_p_1, log_prob)
         entropy_of_row = -(tl.exp(log_p_0) * log_p_0 + tl.exp(log_p_1) * log_p_1)
         entropy += tl.where(here, entropy_of_row, 0.0)
-        log_ratio = log_prob - tl.load(log_prob_ptr + row, mask=here, other=0.0)
+        log_ratio = log_prob - old_log_prob
         ratio = tl.exp(log_ratio)
         advantage = (advantage - center) * spread
         clipped = tl.minimum(tl.maximum(ratio, 1.0 - clip_range), 1.0 + clip_range)
@@ -191,20 +206,32 @@ def critic_gradients(
     critic_dw2_0 = tl.zeros([BLOCK, 64], tl.float32)
     critic_db2_0 = tl.zeros([BLOCK], tl.float32)
     partial_ptr += tl.program_id(0).to(tl.int64) * COLUMNS
-    for tile in range(tl.program_id(0), tl.cdiv(M, BLOCK), tl.num_programs(0)):
-        at = tile * BLOCK + tl.arange(0, BLOCK)
-        here = at < M
-        row = tl.load(order_ptr + at, mask=here, other=0).to(tl.int64)
-        within = here[:, None] & (column < 4)[None, :]
-        rows = tl.load(obs_ptr + row[:, None] * 4 + column[None, :], mask=within, other=0).to(tl.float32)
+    stride = tl.num_programs(0) * BLOCK
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    soon = at < M
+    row = tl.load(order_ptr + at, mask=soon, other=0).to(tl.int64)
+    next_rows = tl.load(obs_ptr + row[:, None] * 4 + column[None, :], mask=soon[:, None] & (column < 4)[None, :], other=0)
+    next_advantage = tl.load(advantage_ptr + row, mask=soon, other=0)
+    next_old_value = tl.load(value_ptr + row, mask=soon, other=0)
+    row = tl.load(order_ptr + at + stride, mask=at + stride < M, other=0).to(tl.int64)
+    for _ in range(tl.program_id(0) * BLOCK, M, stride):
+        here = soon
+        rows = next_rows
+        advantage = next_advantage
+        old_value = next_old_value
+        at += stride
+        soon = at < M
+        next_rows = tl.load(obs_ptr + row[:, None] * 4 + column[None, :], mask=soon[:, None] & (column < 4)[None, :], other=0)
+        next_advantage = tl.load(advantage_ptr + row, mask=soon, other=0)
+        next_old_value = tl.load(value_ptr + row, mask=soon, other=0)
+        row = tl.load(order_ptr + at + stride, mask=at + stride < M, other=0).to(tl.int64)
+        rows = rows.to(tl.float32)
         rows = tl.where(column[None, :] == 4, 1.0, (rows - mean[None, :]) * scale[None, :])
         critic_h1 = tl.dot(rows, critic_w0, input_precision="tf32x3")
         critic_h1 = library.close_tanh(critic_h1)
         critic_h2 = tl.dot(critic_h1, critic_w1, input_precision="tf32") + critic_b1[None, :]
         critic_h2 = library.close_tanh(critic_h2)
         output_0 = tl.sum(critic_h2 * critic_w2_0[None, :], axis=1) + critic_b2_0
-        advantage = tl.load(advantage_ptr + row, mask=here, other=0.0)
-        old_value = tl.load(value_ptr + row, mask=here, other=0.0)
         target = old_value + advantage
         change = output_0 - old_value
         error = output_0 - target
