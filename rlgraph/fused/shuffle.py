@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from rlgraph.errors import UsageError
 from rlgraph.fused.build import cdiv
 
 TILE = 1024  # rows whose moments are taken together
@@ -42,7 +43,7 @@ def _permuted(x, a, b, c, d, e, f, g, h, BITS: tl.constexpr):
 @triton.jit
 def _shuffled(key_ptr, time_ptr, x_ptr, order_ptr, moments_ptr, N, M, BITS: tl.constexpr, TILE: tl.constexpr):
     """A tile of one minibatch: which rows it has, and the mean of x over them and its sum of squared distances."""
-    minibatch, tile = tl.program_id(0), tl.program_id(1)
+    tile, minibatch = tl.program_id(0), tl.program_id(1)
     at = tile * TILE + tl.arange(0, TILE)
     here = at < M
     epoch = minibatch // (N // M)
@@ -59,7 +60,7 @@ def _shuffled(key_ptr, time_ptr, x_ptr, order_ptr, moments_ptr, N, M, BITS: tl.c
     x = tl.load(x_ptr + row, mask=here, other=0.0)
     mean = tl.sum(x, axis=0) / tl.minimum(M - tile * TILE, TILE)
     distance = tl.where(here, x - mean, 0.0)
-    moments_ptr += 2 * (minibatch * tl.num_programs(1) + tile)
+    moments_ptr += 2 * (minibatch * tl.num_programs(0) + tile)
     tl.store(moments_ptr, mean)
     tl.store(moments_ptr + 1, tl.sum(distance * distance, axis=0))
 
@@ -76,6 +77,9 @@ class Shuffle:
     The order is a keyed bijection of the row number: it needs no memory and no sort, and depends on key, epoch and
     time alone.
 
+    Raises:
+        UsageError: N is larger.
+
     Attributes:
         order_UM: [epochs * minibatches, N / minibatches] int32.
         moments_U: [epochs * minibatches, tiles, 2] float32, for `rlgraph.fused.library.mean_and_deviation`.
@@ -83,6 +87,8 @@ class Shuffle:
 
     def __init__(self, rows: int, epochs: int, minibatches: int, generator: torch.Generator):
         device = generator.device
+        if rows > 2**30:
+            raise UsageError(f"mode fused shuffles up to 2**30 steps an iteration, not {rows}; use mode graph")
         self.rows, self.size, self.generator = rows, rows // minibatches, generator
         self.key = torch.zeros(1, dtype=torch.int64, device=device)
         self.order_UM = torch.empty(epochs * minibatches, self.size, dtype=torch.int32, device=device)
@@ -97,5 +103,6 @@ class Shuffle:
         """
         self.key.random_(generator=self.generator)
         bits = max(2, (self.rows - 1).bit_length())
-        grid = self.moments_U.shape[:2]
+        minibatches, tiles, _ = self.moments_U.shape
+        grid = tiles, minibatches
         _shuffled[grid](self.key, time, x_N, self.order_UM, self.moments_U, self.rows, self.size, bits, TILE)
