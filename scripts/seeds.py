@@ -10,6 +10,7 @@ import concurrent.futures
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -18,9 +19,11 @@ from pathlib import Path
 
 from rich.progress import track
 
+MOST_POINTS = 130  # of a curve: more than a plot shows only make the file larger
+
 
 def train(args, seed, folder):
-    """The run's result.json and versions.json."""
+    """The run's result.json, versions.json and the rows of its metrics.jsonl."""
     run_dir = folder / str(seed)
     command = [sys.executable, "-m", "rlgraph.cli", "train", args.agent, "--env", args.env, "--backend", args.backend]
     command += ["--seed", str(seed), "--run-dir", str(run_dir), *args.options]
@@ -31,7 +34,23 @@ def train(args, seed, folder):
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if run.returncode:
         raise SystemExit(f"seed {seed} failed: {run.stderr.strip()}")
-    return tuple(json.loads((run_dir / name).read_text()) for name in ("result.json", "versions.json"))
+    result, versions = (json.loads((run_dir / name).read_text()) for name in ("result.json", "versions.json"))
+    return result, versions, [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def curve(rows_per_seed):
+    """Environment steps so far, and for each seed the mean return of the episodes that ended in that iteration (null
+    where none did); of every n-th iteration, counted from the last."""
+    every = -(-len(rows_per_seed[0]) // MOST_POINTS)
+    kept = [rows[::-every][::-1] for rows in rows_per_seed]
+    rounded = [[None if (x := row["episode_return"]) is None else round(x, 1) for row in rows] for rows in kept]
+    return {"step": [row["step"] for row in kept[0]], "episode_return_per_seed": rounded}
+
+
+def as_json(summary):
+    """Indented, but a list of numbers on one line."""
+    text = json.dumps(summary, indent=2)
+    return re.sub(r"\[\n([^][]*)\]", lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 
 def main():
@@ -51,7 +70,7 @@ def main():
         runs = pool.map(lambda seed: train(args, seed, Path(folder)), range(args.seeds))
         runs = list(track(runs, total=args.seeds, description=f"{args.env} {args.backend}"))
 
-    returns = [result["eval_return_mean"] for result, _ in runs]
+    returns = [result["eval_return_mean"] for result, _, _ in runs]
     options = f" -- {' '.join(args.options)}" if args.options else ""
     summary = {
         "command": f"python scripts/seeds.py {args.agent} --env {args.env} --backend {args.backend} "
@@ -63,10 +82,11 @@ def main():
         "eval_return_mean": statistics.mean(returns),
         "eval_return_min": min(returns),
         "steps": runs[0][0]["steps"],
-        "train_seconds_median": statistics.median(result["train_seconds"] for result, _ in runs),
-        "setup_seconds_median": statistics.median(result["setup_seconds"] for result, _ in runs),
+        "train_seconds_median": statistics.median(result["train_seconds"] for result, _, _ in runs),
+        "setup_seconds_median": statistics.median(result["setup_seconds"] for result, _, _ in runs),
+        "curve": curve([rows for _, _, rows in runs]),
     }
-    Path(args.out).write_text(json.dumps(summary, indent=2) + "\n")
+    Path(args.out).write_text(as_json(summary))
     print(f"{args.env} {args.backend}: mean {summary['eval_return_mean']:.1f}, least {min(returns):.1f}, {returns}")
 
 

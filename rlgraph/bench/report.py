@@ -146,13 +146,11 @@ def drawn(contents: list[dict]) -> list[dict]:
     return list(chosen.values())
 
 
-def plot(contents: list[dict], folder: Path) -> list[Path]:
-    """Throughput against B (log-log, one line a variant) and µs a step as bars, as SVG and PNG. Returns the paths.
-
-    Where several files have the same cell, see `drawn`.
+def pyplot_to_files():
+    """matplotlib.pyplot, drawing without a screen.
 
     Raises:
-        UsageError: matplotlib is not installed, nothing was timed, or the files are of different agents.
+        UsageError: matplotlib is not installed.
     """
     try:
         import matplotlib
@@ -161,6 +159,26 @@ def plot(contents: list[dict], folder: Path) -> list[Path]:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    return pyplot
+
+
+def dress(axis, x: str, y: str) -> None:
+    """What every plot of lines has: names of the axes, a faint grid, a legend."""
+    axis.set_xlabel(x)
+    axis.set_ylabel(y)
+    axis.grid(True, which="major", alpha=0.3)
+    axis.legend(fontsize=8)
+
+
+def plot(contents: list[dict], folder: Path) -> list[Path]:
+    """Throughput against B (log-log, one line a variant) and µs a step as bars, as SVG and PNG. Returns the paths.
+
+    Where several files have the same cell, see `drawn`.
+
+    Raises:
+        UsageError: matplotlib is not installed, nothing was timed, or the files are of different agents.
+    """
+    pyplot = pyplot_to_files()
     if len({content["settings"].get("agent", "ppo") for content in contents}) > 1:
         raise UsageError("these files are of different agents, which would make one line of two: draw them apart")
     timed = drawn(contents)
@@ -189,10 +207,7 @@ def _draw_throughput(axis, rows: list[dict], variants: list[str]) -> None:
         if mine:
             look = {"color": f"C{i % 10}", "marker": "osD^vPX*"[i % 8], "linestyle": ("-", "--")[i // 10 % 2]}
             axis.loglog(*zip(*mine, strict=True), label=variant, linewidth=1.3, markersize=5, **look)
-    axis.set_xlabel("environments B")
-    axis.set_ylabel("environment steps a second")
-    axis.grid(True, which="major", alpha=0.3)
-    axis.legend(fontsize=8)
+    dress(axis, "environments B", "environment steps a second")
 
 
 def _draw_step_time(axis, rows: list[dict], variants: list[str]) -> None:
