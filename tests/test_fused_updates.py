@@ -292,3 +292,21 @@ def test_a_captured_iteration_shuffles_anew():
         iterate(agent)
         orders.append(tuple(agent.updates.shuffle.order_UM[0].tolist()))
     assert agent.graph.captured and len(set(orders)) == 3
+
+
+@triton.jit
+def _rounded(x_ptr, y_ptr, N, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, library.rounded(tl.load(x_ptr + at, mask=at < N, other=0.0)), mask=at < N)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rounded_to_tf32(device):
+    """To a multiple of 2**-10 between 1 and 2, away from zero in the middle between two."""
+    x = torch.tensor(
+        [1.0, 1 + 2**-11, 1 + 2**-12, -(1 + 2**-11), -(1 + 2**-12), 1 + 3 * 2**-11, 0.0, 3.0], device=device
+    )
+    expected = torch.tensor([1.0, 1 + 2**-10, 1.0, -(1 + 2**-10), -1.0, 1 + 2**-9, 0.0, 3.0], device=device)
+    y = torch.empty_like(x)
+    _rounded[(1,)](x, y, len(x), 16)
+    assert torch.equal(y, expected)

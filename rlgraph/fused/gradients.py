@@ -41,7 +41,10 @@ class Differentiated:
             ")",
             f"{n}_w0 += tl.where(column[:, None] == {D}, {n}_b0[None, :], 0.0)",
         ]
-        return [*lines, *self.network.load_rest(), *self._sums()]
+        lines += self.network.load_rest()
+        if self.network.precision == "tf32":
+            lines += [f"{n}_w{i} = {self.network.rounded(f'{n}_w{i}')}" for i in range(1, self.last)]
+        return [*lines, *self._sums()]
 
     def _sums(self) -> list[str]:
         n, width = self.name, rounded_up(self.sizes[self.last])
@@ -86,10 +89,19 @@ class Differentiated:
         lines += [f"{n}_d = {terms[0]}", *(f"{n}_d += {term}" for term in terms[1:])]
         for i in range(last, 1, -1):
             lines += [f"{n}_d = {net.before_activation(i, f'{n}_d')}", f"{n}_db{i - 1} += {n}_d"]
-            lines += [f"{n}_dw{i - 1} += {net.product(f'tl.trans({n}_d)', net.h(i - 1))}"]
+            lines += self._rounded_gradient()
+            lines += [f"{n}_dw{i - 1} += {net.product(f'tl.trans({n}_d)', net.rounded(net.h(i - 1)))}"]
             lines += [f"{n}_d = {net.product(f'{n}_d', f'tl.trans({n}_w{i - 1})')}"]
         lines += [f"{n}_d = {net.before_activation(1, f'{n}_d')}"]
-        return [*lines, f"{n}_dw0 += {net.product(f'tl.trans({n}_d)', 'rows')}"]
+        return [
+            *lines,
+            *self._rounded_gradient(),
+            f"{n}_dw0 += {net.product(f'tl.trans({n}_d)', net.rounded('rows'))}",
+        ]
+
+    def _rounded_gradient(self) -> list[str]:
+        d = f"{self.name}_d"
+        return [f"{d} = {self.network.rounded(d)}"] if self.network.precision == "tf32" else []
 
     def store(self, at: int) -> list[str]:
         """Lines after the loop that write the gradients of each layer's weight and bias, one after the other.
@@ -137,7 +149,8 @@ class Differentiated:
         lines = [f"{n}_out = tl.zeros([BLOCK, {self._rows}], tl.float32)"]
         for k, g in zip(self.network.outputs, gradients):
             lines += [f"{n}_out += tl.where({n}_output[None, :] == {k}, {g}[:, None], 0.0)"]
-        return [*lines, f"{n}_dw{self.last} += {self.network.product(f'tl.trans({n}_out)', h)}"]
+        out = self.network.rounded(f"{n}_out")
+        return [*lines, f"{n}_dw{self.last} += {self.network.product(f'tl.trans({out})', self.network.rounded(h))}"]
 
     def _store_last(self, at: int) -> list[str]:
         """Relative outputs' gradients sum to zero with that of the first one, which has none of its own."""

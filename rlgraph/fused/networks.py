@@ -114,7 +114,8 @@ class Network:
             lines += [f"{h} = tl.where({self.units(1)}[None, :] < {self.sizes[1]}, {h}, 0.0)"]
         for i in range(1, last):
             lines += self._activated(i, training)
-            lines += [f"{self.h(i + 1)} = {self.product(self.h(i), f'{w}{i}')} + {self.name}_b{i}[None, :]"]
+            h = self.rounded(self.h(i)) if training else self.h(i)
+            lines += [f"{self.h(i + 1)} = {self.product(h, f'{w}{i}')} + {self.name}_b{i}[None, :]"]
         lines += self._activated(last, training)
         return lines + [
             f"{result} = tl.sum({self.h(last)} * {w}{last}_{k}[None, :], axis=1) + {self.name}_b{last}_{k}"
@@ -145,6 +146,11 @@ class Network:
         # Three TF32 products keep float32's precision, and the matrix units; "ieee" would leave them.
         product = "tf32x3" if self.precision == "ieee" else "tf32"
         return f'tl.dot({a}, {b}, input_precision="{product}")'
+
+    def rounded(self, operand: str) -> str:
+        """A product's operand, rounded to TF32. The matrix units drop the last bits, which makes every product smaller:
+        over a minibatch's rows such errors add up."""
+        return f"library.rounded({operand})" if self.precision == "tf32" else operand
 
     def _activated(self, layer: int, training: bool) -> list[str]:
         h = self.h(layer)

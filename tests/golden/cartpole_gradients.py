@@ -66,6 +66,7 @@ def actor_gradients(
     actor_w2_1 = tl.load(actor_w2_ptr + 64 + actor_units2, mask=actor_units2 < 64, other=0.0)
     actor_w2_1 -= actor_w2_0
     actor_b2_1 -= actor_b2_0
+    actor_w1 = library.rounded(actor_w1)
     actor_dw0 = tl.zeros([64, 16], tl.float32)
     actor_dw1 = tl.zeros([64, 64], tl.float32)
     actor_db1 = tl.zeros([BLOCK, 64], tl.float32)
@@ -98,7 +99,7 @@ def actor_gradients(
         rows = tl.where(column[None, :] == 4, 1.0, (rows - mean[None, :]) * scale[None, :])
         actor_h1 = tl.dot(rows, actor_w0, input_precision="tf32x3")
         actor_h1 = library.close_tanh(actor_h1)
-        actor_h2 = tl.dot(actor_h1, actor_w1, input_precision="tf32") + actor_b1[None, :]
+        actor_h2 = tl.dot(library.rounded(actor_h1), actor_w1, input_precision="tf32") + actor_b1[None, :]
         actor_h2 = library.close_tanh(actor_h2)
         output_1 = tl.sum(actor_h2 * actor_w2_1[None, :], axis=1) + actor_b2_1
         top = tl.zeros([BLOCK], tl.float32)
@@ -131,10 +132,12 @@ def actor_gradients(
         actor_d = d_output_1[:, None] * actor_w2_1[None, :]
         actor_d = actor_d * (1.0 - actor_h2 * actor_h2)
         actor_db1 += actor_d
-        actor_dw1 += tl.dot(tl.trans(actor_d), actor_h1, input_precision="tf32")
+        actor_d = library.rounded(actor_d)
+        actor_dw1 += tl.dot(tl.trans(actor_d), library.rounded(actor_h1), input_precision="tf32")
         actor_d = tl.dot(actor_d, tl.trans(actor_w1), input_precision="tf32")
         actor_d = actor_d * (1.0 - actor_h1 * actor_h1)
-        actor_dw0 += tl.dot(tl.trans(actor_d), rows, input_precision="tf32")
+        actor_d = library.rounded(actor_d)
+        actor_dw0 += tl.dot(tl.trans(actor_d), library.rounded(rows), input_precision="tf32")
     tl.store(partial_ptr + 8 + actor_units1[:, None] * 4 + column[None, :], actor_dw0, mask=(actor_units1[:, None] < 64) & (column[None, :] < 4))
     tl.store(partial_ptr + 264 + actor_units1[:, None] + 0 * column[None, :], actor_dw0, mask=(actor_units1[:, None] < 64) & (column[None, :] == 4))
     tl.store(partial_ptr + 328 + actor_units2[:, None] * 64 + actor_units1[None, :], actor_dw1, mask=(actor_units2[:, None] < 64) & (actor_units1[None, :] < 64))
@@ -200,6 +203,7 @@ def critic_gradients(
     )
     critic_b2_0 = tl.load(critic_b2_ptr + 0)
     critic_w2_0 = tl.load(critic_w2_ptr + 0 + critic_units2, mask=critic_units2 < 64, other=0.0)
+    critic_w1 = library.rounded(critic_w1)
     critic_dw0 = tl.zeros([64, 16], tl.float32)
     critic_dw1 = tl.zeros([64, 64], tl.float32)
     critic_db1 = tl.zeros([BLOCK, 64], tl.float32)
@@ -229,7 +233,7 @@ def critic_gradients(
         rows = tl.where(column[None, :] == 4, 1.0, (rows - mean[None, :]) * scale[None, :])
         critic_h1 = tl.dot(rows, critic_w0, input_precision="tf32x3")
         critic_h1 = library.close_tanh(critic_h1)
-        critic_h2 = tl.dot(critic_h1, critic_w1, input_precision="tf32") + critic_b1[None, :]
+        critic_h2 = tl.dot(library.rounded(critic_h1), critic_w1, input_precision="tf32") + critic_b1[None, :]
         critic_h2 = library.close_tanh(critic_h2)
         output_0 = tl.sum(critic_h2 * critic_w2_0[None, :], axis=1) + critic_b2_0
         target = old_value + advantage
@@ -245,10 +249,12 @@ def critic_gradients(
         critic_d = d_output_0[:, None] * critic_w2_0[None, :]
         critic_d = critic_d * (1.0 - critic_h2 * critic_h2)
         critic_db1 += critic_d
-        critic_dw1 += tl.dot(tl.trans(critic_d), critic_h1, input_precision="tf32")
+        critic_d = library.rounded(critic_d)
+        critic_dw1 += tl.dot(tl.trans(critic_d), library.rounded(critic_h1), input_precision="tf32")
         critic_d = tl.dot(critic_d, tl.trans(critic_w1), input_precision="tf32")
         critic_d = critic_d * (1.0 - critic_h1 * critic_h1)
-        critic_dw0 += tl.dot(tl.trans(critic_d), rows, input_precision="tf32")
+        critic_d = library.rounded(critic_d)
+        critic_dw0 += tl.dot(tl.trans(critic_d), library.rounded(rows), input_precision="tf32")
     tl.store(partial_ptr + 4618 + critic_units1[:, None] * 4 + column[None, :], critic_dw0, mask=(critic_units1[:, None] < 64) & (column[None, :] < 4))
     tl.store(partial_ptr + 4874 + critic_units1[:, None] + 0 * column[None, :], critic_dw0, mask=(critic_units1[:, None] < 64) & (column[None, :] == 4))
     tl.store(partial_ptr + 4938 + critic_units2[:, None] * 64 + critic_units1[None, :], critic_dw1, mask=(critic_units2[:, None] < 64) & (critic_units1[None, :] < 64))
