@@ -24,6 +24,7 @@ import torch
 
 import rlgraph
 from rlgraph.bench.provenance import provenance
+from rlgraph.bench.results import without_out
 from rlgraph.checkpoint import BEGINNING
 from rlgraph.loop import Clock, Loop
 from rlgraph.metrics import MetricsLog
@@ -97,8 +98,9 @@ def main():
     if not on_gpu:
         print("Without a GPU a launch takes as long as the iteration itself.")
     if args.out:
-        command = " ".join(["python scripts/host_time.py", *sys.argv[1:]])
-        written = {"command": command, "settings": vars(args), "provenance": provenance(args.commit), "rows": rows}
+        settings = {name: value for name, value in vars(args).items() if name not in ("out", "commit")}
+        command = " ".join(["python scripts/host_time.py", *without_out(sys.argv[1:])])
+        written = {"command": command, "settings": settings, "provenance": provenance(args.commit), "rows": rows}
         Path(args.out).write_text(json.dumps(written, indent=2) + "\n")
 
 

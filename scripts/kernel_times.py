@@ -19,6 +19,7 @@ import rlgraph
 from rlgraph.agents.ppo import PPOConfig
 from rlgraph.agents.ppo_torch import PPO
 from rlgraph.bench.provenance import provenance
+from rlgraph.bench.results import without_out
 from rlgraph.bench.torch_variants import timer
 from rlgraph.precision import PRECISIONS
 
@@ -47,7 +48,7 @@ def measure(config: PPOConfig, launches: int) -> dict:
 
 def _short(name: str) -> str:
     """A kernel's name without its C++ namespaces, templates and arguments."""
-    name = re.sub(r"^void ", "", name).split("<")[0].split("(")[0]
+    name = re.sub(r"^void |\(anonymous namespace\)::", "", name).split("<")[0].split("(")[0]
     return name.split("::")[-1]
 
 
@@ -74,8 +75,9 @@ def main():
         print(f"{kernel['launches']:8.1f}  {kernel['us']:8.1f}  {kernel['name']}")
     print(f"{'':8}  {sum(kernel['us'] for kernel in result['kernels']):8.1f}  all")
     if args.out:
-        command = " ".join(["python scripts/kernel_times.py", *sys.argv[1:]])
-        written = {"command": command, "settings": vars(args), "provenance": provenance(args.commit), **result}
+        settings = {name: value for name, value in vars(args).items() if name not in ("out", "commit")}
+        command = " ".join(["python scripts/kernel_times.py", *without_out(sys.argv[1:])])
+        written = {"command": command, "settings": settings, "provenance": provenance(args.commit), **result}
         Path(args.out).write_text(json.dumps(written, indent=2) + "\n")
 
 

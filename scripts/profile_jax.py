@@ -21,6 +21,7 @@ import rlgraph
 from rlgraph.agents import ppo_jax
 from rlgraph.bench.jax_variants import event_names
 from rlgraph.bench.provenance import provenance
+from rlgraph.bench.results import without_out
 from rlgraph.train import default_config
 
 COUNTED = {"graph launches": "GraphLaunch", "kernel launches": "LaunchKernel", "copies from host": "MemcpyH2D"}
@@ -81,8 +82,9 @@ def main():
             print(f"{K:3} {word:>6}{row['setup_seconds']:9.1f}{row['iteration_us']:18.1f}{counts}", flush=True)
             rows.append(row)
     if args.out:
-        command = " ".join(["python scripts/profile_jax.py", *sys.argv[1:]])
-        written = {"command": command, "settings": vars(args), "provenance": provenance(args.commit), "rows": rows}
+        settings = {name: value for name, value in vars(args).items() if name not in ("out", "commit")}
+        command = " ".join(["python scripts/profile_jax.py", *without_out(sys.argv[1:])])
+        written = {"command": command, "settings": settings, "provenance": provenance(args.commit), "rows": rows}
         Path(args.out).write_text(json.dumps(written, indent=2) + "\n")
 
 
