@@ -174,7 +174,7 @@ class Graph:
         return describe(
             flatten(contents),
             self._name,
-            memory_bytes=_pool_bytes(self.pool),
+            memory_bytes=_pool_bytes(self._graph.pool()),
             state_bytes=_tensor_bytes(self._state),
             input_bytes=_tensor_bytes(self._inputs),
             output_bytes=_tensor_bytes(self.outputs),
