@@ -18,7 +18,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from rlgraph.errors import CaptureError
+from rlgraph.errors import CaptureError, GraphError
+from rlgraph.graph import bindings
+from rlgraph.graph.inspect import GraphInfo, describe, flatten
 
 # Operations that need the host in the middle of the work, and what to write in their place.
 # The names are ATen's; `masked` stands for indexing by a boolean tensor.
@@ -127,14 +129,16 @@ class Graph:
 
     What it does not do: it does not copy its outputs. `replay` returns the same tensors every time, overwritten by
     the next replay; clone what you keep. It does not notice a changed Python attribute of `fn`, does not free
-    tensors that `fn` closes over, and does not synchronise.
+    tensors that `fn` closes over, and does not synchronise. Beside the graph that is launched it keeps the one that was
+    captured, in the host's memory: `info` reads it.
 
     Where there is no CUDA device the same object calls `fn`, with the same static input and output buffers.
 
     Attributes:
         captured: True if `replay` launches a CUDA graph.
         replays: how often `replay` has run.
-        capture_seconds: time for capturing and instantiating, without the warm-up that may compile.
+        capture_seconds: time for capturing, without the warm-up that may compile.
+        instantiate_seconds: time for making what is launched out of what was captured.
         outputs: what `fn` returned: static tensors, filled by the first replay.
         inputs: the static tensors that `replay(*inputs)` copies into; `replay()` runs on what is written here.
         pool: the memory, to be given to another `capture`; None without CUDA and after `reset`.
@@ -148,7 +152,7 @@ class Graph:
         self.device = device
         self.captured = device.type == "cuda"
         self.replays = 0
-        self.capture_seconds = 0.0
+        self.capture_seconds = self.instantiate_seconds = 0.0
         self.outputs = self.pool = None
         if self.captured:
             with _PREPARING:
@@ -165,8 +169,7 @@ class Graph:
             ValueError: another number of inputs than captured, or another shape or dtype.
             RuntimeError: after `reset`.
         """
-        if self._fn is None:
-            raise RuntimeError(f"the graph of {self._name} was released by reset(); capture it again")
+        self._check_alive()
         if inputs:
             self._fill(inputs)
         self.replays += 1
@@ -177,6 +180,35 @@ class Graph:
             self._run_directly()
         return self.outputs
 
+    def info(self) -> GraphInfo:
+        """What the graph holds: nodes, kernels by name, edges, critical path, copies, memory, times.
+
+        It needs the package cuda-bindings, which torch for CUDA brings along. It reads what was captured: it launches
+        nothing, waits for nothing, does not time kernels, and does not look into the bodies of conditional nodes.
+
+        Raises:
+            GraphError: there is no CUDA graph, as on a CPU; cuda-bindings is missing, or one of its calls failed.
+            RuntimeError: after `reset`.
+        """
+        self._check_alive()
+        if not self.captured:
+            raise GraphError(
+                f"{self._name} holds no CUDA graph: on {self.device.type} it is run directly, and there is nothing to "
+                "inspect; capture it on an NVIDIA GPU"
+            )
+        with torch.cuda.device(self.device):
+            contents = bindings.read(self._graph.raw_cuda_graph())
+        return describe(
+            flatten(contents),
+            self._name,
+            memory_bytes=_pool_bytes(self._graph.pool()),
+            state_bytes=_tensor_bytes(self._state),
+            input_bytes=_tensor_bytes(self.inputs),
+            output_bytes=_tensor_bytes(self.outputs),
+            capture_seconds=self.capture_seconds,
+            instantiate_seconds=self.instantiate_seconds,
+        )
+
     def reset(self) -> None:
         """Release the graph and its memory. Outputs handed out earlier must no longer be used."""
         if self.captured and self._fn is not None:
@@ -185,6 +217,10 @@ class Graph:
                 self._graph.reset()
         self._fn = self.outputs = self.pool = None
         self.inputs, self._state = (), []
+
+    def _check_alive(self):
+        if self._fn is None:
+            raise RuntimeError(f"the graph of {self._name} was released by reset(); capture it again")
 
     def _fill(self, inputs):
         if len(inputs) != len(self.inputs):
@@ -221,7 +257,10 @@ class Graph:
                     torch.cuda.synchronize()
                     started = time.perf_counter()
                     self._record(pool)
-                    self.capture_seconds = time.perf_counter() - started
+                    captured = time.perf_counter()
+                    self._graph.instantiate()
+                    self.capture_seconds = captured - started
+                    self.instantiate_seconds = time.perf_counter() - captured
             self.pool = pool
             _ALIVE.add(self)
 
@@ -246,7 +285,7 @@ class Graph:
             raise self._error(failed) from failed
 
     def _new_graph(self) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph(keep_graph=True)  # what was captured stays readable
         for generator in self._generators:
             graph.register_generator_state(generator)
         return graph
@@ -301,6 +340,18 @@ class Graph:
         # What is compiled runs uncompiled here: inside compiled code there are no operations to watch.
         with torch.compiler.set_stance("force_eager"), _Watch(self._name):
             self._fn(*self.inputs)
+
+
+def _tensor_bytes(tree) -> int:
+    """Of all tensors in a tree; what is listed twice counts once."""
+    tensors = [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]
+    return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
+
+
+def _pool_bytes(pool) -> int:
+    """What torch's allocator has reserved for a memory pool."""
+    segments = torch.cuda.memory_snapshot()
+    return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) == tuple(pool))
 
 
 class _Watch(TorchDispatchMode):
