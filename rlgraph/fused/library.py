@@ -88,7 +88,7 @@ def fast_tanh(x):
 
 @triton.jit
 def rounded(x):
-    """To the nearest number of TF32, which has 11 significant bits; two operations, where the hardware's way takes three."""
+    """To the nearest number of TF32, which has 11 significant bits. Two operations; the hardware's way takes three."""
     bits = x.to(tl.int32, bitcast=True)
     return ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
 
