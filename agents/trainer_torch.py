@@ -13,6 +13,7 @@ from rlgraph.devices import torch_device, torch_single_thread
 from rlgraph.environment import Environment
 from rlgraph.errors import UsageError
 from rlgraph.graph.capture import capture, compiled
+from rlgraph.graph.pool import GraphPool
 from rlgraph.graph.readback import Readback, Readbacks
 from rlgraph.modes import MODES, compiles, resolve
 from rlgraph.precision import torch_matmul_precision
@@ -157,9 +158,12 @@ class Trainer:
 
     @staticmethod
     def evaluate_policy(policy: torch.nn.Module, env: Environment, num_episodes: int, seed: int) -> np.ndarray:
-        """Undiscounted returns [num_episodes] of the greedy policy."""
+        """Undiscounted returns [num_episodes] of the greedy policy; on a GPU its actions come from a captured graph."""
         generator = torch.Generator(next(policy.parameters()).device).manual_seed(seed)
-        return evaluate(env, policy.greedy, num_episodes, generator).numpy(force=True)
+        # One size, that of the batch: at another a product may round otherwise, and with it an action may change.
+        on_gpu = generator.device.type == "cuda"
+        greedy = GraphPool(policy.greedy, sizes=(num_episodes,)) if on_gpu else policy.greedy
+        return evaluate(env, greedy, num_episodes, generator).numpy(force=True)
 
     def evaluator(self, num_episodes: int, seed: int) -> tuple[Callable[[], np.ndarray], str]:
         """What plays the policy as it then is, greedily and from other starts at every call, and how, in words.

@@ -1,4 +1,4 @@
-"""The `rlgraph` command: train, eval, envs, bench."""
+"""The `rlgraph` command: train, eval, envs, bench, graph."""
 
 import contextlib
 import dataclasses
@@ -24,7 +24,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from rlgraph.agents import AGENTS
-from rlgraph.errors import CaptureError, UsageError, is_out_of_memory, unknown
+from rlgraph.errors import CaptureError, GraphError, UsageError, is_out_of_memory, unknown
 from rlgraph.registry import ENVIRONMENTS, make
 from rlgraph.terminal import terminal_console
 from rlgraph.train import Result, config_class, default_config, evaluate_run, resume, train
@@ -38,6 +38,7 @@ USAGE = """usage: rlgraph COMMAND ...
   rlgraph bench [options]                    time every way of stepping on this machine
   rlgraph bench solve [AGENT] [options]      time training until the environment is solved
   rlgraph bench report FILE... [options]     tables, plots and comparisons of such timings
+  rlgraph graph show [AGENT] [options]       what an iteration's CUDA graph holds, in words and as a picture
 
 Each command explains its options with --help."""
 
@@ -56,6 +57,8 @@ def main(argv: list[str] | None = None) -> int:
         return _complain(str(error), 2)
     except CaptureError as error:
         return _complain(f"{error}; --mode eager runs without a graph", 1)
+    except GraphError as error:
+        return _complain(str(error), 1)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -202,7 +205,13 @@ def _bench(argv: list[str]) -> int:
     return cli.main(argv, _parse, _values)
 
 
-COMMANDS = {"train": _train, "eval": _eval, "envs": _envs, "bench": _bench}
+def _graph(argv: list[str]) -> int:
+    from rlgraph.graph import show  # loads torch: only when asked for
+
+    return show.main(argv, _parse, _values)
+
+
+COMMANDS = {"train": _train, "eval": _eval, "envs": _envs, "bench": _bench, "graph": _graph}
 
 
 def _parse(cls: type, argv: list[str], prog: str, default=None):

@@ -1,4 +1,4 @@
-"""The README's examples run as they stand, and no link in the documentation leads nowhere."""
+"""The examples in README and docs/graphs.md run as they stand, and no link in the documentation leads nowhere."""
 
 import re
 from pathlib import Path
@@ -25,6 +25,16 @@ def test_the_capture_example(device):
     assert names["graph"].captured == (device == "cuda")
     # The sum of 1000 standard normals in each of 4096 walks.
     assert names["position"].std().item() == pytest.approx(1000**0.5, rel=0.05)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_buckets_example(device):
+    page = (ROOT / "docs" / "graphs.md").read_text()
+    (example,) = re.findall(r"\n## Buckets\n.*?```python\n(.*?)```", page, re.DOTALL)
+    names = {}
+    exec(example.replace('"cuda"', f'"{device}"'), names)
+    replays = {size: graph.replays for (size, _), graph in names["pool"].graphs.items()}
+    assert replays == {32: 2, 4: 2}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

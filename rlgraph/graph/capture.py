@@ -4,18 +4,23 @@ import contextlib
 import functools
 import gc
 import inspect
+import threading
 import time
 import traceback
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from rlgraph.errors import CaptureError
+from rlgraph.errors import CaptureError, GraphError
+from rlgraph.graph import bindings
+from rlgraph.graph.inspect import GraphInfo, describe, flatten
 
 # Operations that need the host in the middle of the work, and what to write in their place.
 # The names are ATen's; `masked` stands for indexing by a boolean tensor.
@@ -28,6 +33,26 @@ UNCAPTURABLE = {
     "_unique2": "its shape depends on data; use a fixed-size torch.sort or torch.bincount(minlength=...)",
     "copy to host": "a copy to the host waits for the GPU; copy after replay(), outside the captured function",
 }
+
+SYNCHRONISES = "called a synchronizing CUDA operation"  # torch's words in its synchronisation debug mode
+STREAMS = 32  # torch hands out that many in turns
+
+# One capture at a time in a process, from its warm-up on: that sets a debug mode which the whole process shares.
+_PREPARING = threading.RLock()
+# While one is recorded, no other thread may replay or release a graph of ours: releasing waits for the whole device,
+# which ends a capture in any thread, and before torch 2.12 a capture holds the default generator, which replays use.
+_RECORDING = threading.RLock()
+# Captured graphs, to know their streams.
+_ALIVE = weakref.WeakSet()
+# Graphs whose capture CUDA has ended. Before torch 2.13 the allocator of pinned memory goes on reading them.
+_FAILED = []
+
+
+class MemoryPool(NamedTuple):
+    """Device memory that graphs share, and the stream they are captured on: torch keeps each stream's memory apart."""
+
+    handle: tuple[int, int]  # torch's own
+    stream: torch.cuda.Stream
 
 
 def compiled(fn: Callable) -> Callable:
@@ -62,7 +87,7 @@ def capture(
     state: object = (),
     generators: Sequence[torch.Generator] = (),
     device: torch.device | str | None = None,
-    pool: object = None,
+    pool: MemoryPool | None = None,
     warmup: int = 2,
 ) -> "Graph":
     """Capture `fn(*inputs)` into a CUDA graph.
@@ -76,14 +101,19 @@ def capture(
         generators: every explicit `torch.Generator` that `fn` draws from. Each replay draws fresh numbers, the same
             ones that as many direct calls would; `manual_seed` after the capture takes effect at the next replay.
         device: where to capture; the device of the first input or state tensor by default.
-        pool: `other.pool` to share another graph's memory (only for graphs always replayed in the order captured).
+        pool: `other.pool` to share a live graph's memory. A replay of either may then overwrite the outputs of the
+            other, and they must not run at the same time; `rlgraph.graph.pool.GraphPool` sees to both.
         warmup: calls before the capture, on the capturing stream: lazy initialisation and compilation happen there.
 
     Returns:
         A `Graph`. On a device without CUDA it runs `fn` directly, and a warning says so once a process.
 
+    Other threads may go on launching work and waiting for their own streams meanwhile, and their replays wait for the
+    capture. They must not call `torch.cuda.synchronize()` on this device, which ends the capture with a CaptureError;
+    before torch 2.12 they must not draw from the default generator either.
+
     Raises:
-        CaptureError: `fn` does something that a graph cannot hold.
+        CaptureError: `fn` does something that a graph cannot hold. The process remains usable.
     """
     if device is None:
         tensors = [t for t in tree_leaves((inputs, state)) if isinstance(t, torch.Tensor)]
@@ -99,38 +129,38 @@ class Graph:
 
     What it does not do: it does not copy its outputs. `replay` returns the same tensors every time, overwritten by
     the next replay; clone what you keep. It does not notice a changed Python attribute of `fn`, does not free
-    tensors that `fn` closes over, and does not synchronise.
+    tensors that `fn` closes over, and does not synchronise. Beside the graph that is launched it keeps the one that was
+    captured, in the host's memory: `info` reads it.
 
     Where there is no CUDA device the same object calls `fn`, with the same static input and output buffers.
 
     Attributes:
         captured: True if `replay` launches a CUDA graph.
         replays: how often `replay` has run.
-        capture_seconds: time for capturing and instantiating, without the warm-up that may compile.
+        capture_seconds: time for capturing, without the warm-up that may compile.
+        instantiate_seconds: time for making what is launched out of what was captured.
         outputs: what `fn` returned: static tensors, filled by the first replay.
+        inputs: the static tensors that `replay(*inputs)` copies into; `replay()` runs on what is written here.
+        pool: the memory, to be given to another `capture`; None without CUDA and after `reset`.
     """
 
     def __init__(self, fn, inputs, state, generators, device, pool, warmup):
         self._fn, self._name = fn, getattr(fn, "__name__", repr(fn))
-        self._inputs = tuple(t.detach().to(device, copy=True) for t in inputs)
+        self.inputs = tuple(t.detach().to(device, copy=True) for t in inputs)
         self._state = [t for t in tree_leaves(state) if isinstance(t, torch.Tensor)]
         self._generators = generators
         self.device = device
         self.captured = device.type == "cuda"
         self.replays = 0
-        self.capture_seconds = 0.0
-        self.outputs = None
+        self.capture_seconds = self.instantiate_seconds = 0.0
+        self.outputs = self.pool = None
         if self.captured:
-            self._capture(pool, warmup)
+            with _PREPARING:
+                self._capture(pool, warmup)
         else:
             _say_once_that_nothing_is_captured(device)
             with self._leaving_no_trace():
                 self._diagnose()
-
-    @property
-    def pool(self):
-        """The memory pool, to be given to another `capture`; None without CUDA."""
-        return self._graph.pool() if self.captured else None
 
     def replay(self, *inputs: torch.Tensor):
         """Run the function on `inputs` (none: on what the static inputs hold) and return its static outputs.
@@ -139,29 +169,63 @@ class Graph:
             ValueError: another number of inputs than captured, or another shape or dtype.
             RuntimeError: after `reset`.
         """
-        if self._fn is None:
-            raise RuntimeError(f"the graph of {self._name} was released by reset(); capture it again")
+        self._check_alive()
         if inputs:
             self._fill(inputs)
         self.replays += 1
         if self.captured:
-            self._graph.replay()  # on its own device, whichever is the current one
+            with _RECORDING:
+                self._graph.replay()  # on its own device, whichever is the current one
         else:
             self._run_directly()
         return self.outputs
 
+    def info(self) -> GraphInfo:
+        """What the graph holds: nodes, kernels by name, edges, critical path, copies, memory, times.
+
+        It needs the package cuda-bindings, which torch for CUDA brings along. It reads what was captured: it launches
+        nothing, waits for nothing, does not time kernels, and does not look into the bodies of conditional nodes.
+
+        Raises:
+            GraphError: there is no CUDA graph, as on a CPU; cuda-bindings is missing, or one of its calls failed.
+            RuntimeError: after `reset`.
+        """
+        self._check_alive()
+        if not self.captured:
+            raise GraphError(
+                f"{self._name} holds no CUDA graph: on {self.device.type} it is run directly, and there is nothing to "
+                "inspect; capture it on an NVIDIA GPU"
+            )
+        with torch.cuda.device(self.device):
+            contents = bindings.read(self._graph.raw_cuda_graph())
+        return describe(
+            flatten(contents),
+            self._name,
+            memory_bytes=_pool_bytes(self._graph.pool()),
+            state_bytes=_tensor_bytes(self._state),
+            input_bytes=_tensor_bytes(self.inputs),
+            output_bytes=_tensor_bytes(self.outputs),
+            capture_seconds=self.capture_seconds,
+            instantiate_seconds=self.instantiate_seconds,
+        )
+
     def reset(self) -> None:
         """Release the graph and its memory. Outputs handed out earlier must no longer be used."""
         if self.captured and self._fn is not None:
-            torch.cuda.synchronize(self.device)
-            self._graph.reset()
-        self._fn = self.outputs = None
-        self._inputs, self._state = (), []
+            with _RECORDING:
+                torch.cuda.synchronize(self.device)
+                self._graph.reset()
+        self._fn = self.outputs = self.pool = None
+        self.inputs, self._state = (), []
+
+    def _check_alive(self):
+        if self._fn is None:
+            raise RuntimeError(f"the graph of {self._name} was released by reset(); capture it again")
 
     def _fill(self, inputs):
-        if len(inputs) != len(self._inputs):
-            raise ValueError(f"{self._name} was captured with {len(self._inputs)} inputs, got {len(inputs)}")
-        for i, (static, given) in enumerate(zip(self._inputs, inputs)):
+        if len(inputs) != len(self.inputs):
+            raise ValueError(f"{self._name} was captured with {len(self.inputs)} inputs, got {len(inputs)}")
+        for i, (static, given) in enumerate(zip(self.inputs, inputs)):
             if given.shape != static.shape or given.dtype != static.dtype:
                 raise ValueError(
                     f"input {i} of {self._name} was captured as {static.dtype}{list(static.shape)}, "
@@ -171,7 +235,7 @@ class Graph:
                 static.copy_(given.detach(), non_blocking=True)
 
     def _run_directly(self):
-        result = self._fn(*self._inputs)
+        result = self._fn(*self.inputs)
         if self.outputs is None:
             leaves, spec = tree_flatten(result)
             owned = [t.detach().clone() if isinstance(t, torch.Tensor) else t for t in leaves]
@@ -183,33 +247,69 @@ class Graph:
 
     def _capture(self, pool, warmup):
         with torch.cuda.device(self.device):
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream), self._leaving_no_trace():
-                self._warm_up(warmup)
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            self._graph = torch.cuda.CUDAGraph()
-            for generator in self._generators:
-                self._graph.register_generator_state(generator)
-            try:
-                # A collection that frees CUDA objects inside a capture would invalidate it.
-                with (
-                    _no_garbage_collection(),
-                    torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
-                ):
-                    self.outputs = self._fn(*self._inputs)
-            except Exception as error:
-                raise self._error(error) from error
-            self.capture_seconds = time.perf_counter() - started
+            pool = pool or MemoryPool(torch.cuda.graph_pool_handle(), _stream_of_its_own())
+            pool.stream.wait_stream(torch.cuda.current_stream())
+            # Named around the capture too: torch does not leave the stream of a capture that fails.
+            with torch.cuda.stream(pool.stream):
+                with self._leaving_no_trace():
+                    self._warm_up(warmup)
+                with _RECORDING, _no_garbage_collection():
+                    torch.cuda.synchronize()
+                    started = time.perf_counter()
+                    self._record(pool)
+                    captured = time.perf_counter()
+                    self._graph.instantiate()
+                    self.capture_seconds = captured - started
+                    self.instantiate_seconds = time.perf_counter() - captured
+            self.pool = pool
+            _ALIVE.add(self)
+
+    def _record(self, pool):
+        self._graph = self._new_graph()
+        failed = None
+        try:
+            with _capturing(self._graph, pool):
+                try:
+                    self.outputs = self._fn(*self.inputs)
+                except Exception as error:
+                    failed = error
+                    raise
+        except Exception as error:
+            if error is not failed:  # the end of the capture failed too: CUDA has invalidated it
+                self._put_torch_right(pool)
+            if failed is None:
+                raise CaptureError(
+                    f"{self._name} cannot be captured: {_first_line(error)}; it must wait for every stream that it "
+                    "uses, and no other thread may wait for the whole device meanwhile"
+                ) from error
+            raise self._error(failed) from failed
+
+    def _new_graph(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph(keep_graph=True)  # what was captured stays readable
+        for generator in self._generators:
+            graph.register_generator_state(generator)
+        return graph
+
+    def _put_torch_right(self, pool):
+        """Undo what a capture that CUDA has invalidated leaves behind in torch before 2.13 (pytorch #180395).
+
+        The allocator takes the capture for one under way, and fails at the next `empty_cache`. So do the generators,
+        and refuse to draw, until a capture ends well.
+        """
+        _FAILED.append(self._graph)
+        with contextlib.suppress(RuntimeError):  # torch has done it itself
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool.handle)
+            torch._C._cuda_releasePool(torch.cuda.current_device(), pool.handle)
+        with _capturing(self._new_graph(), MemoryPool(torch.cuda.graph_pool_handle(), pool.stream)):
+            torch.zeros((), device="cuda")  # torch warns of an empty graph
 
     def _warm_up(self, warmup):
         try:
             for i in range(max(2, warmup)):
                 # The first call may compile, and autotuning synchronises. From the second on, a synchronising call
                 # is an error here, before it can break a capture.
-                with _synchronising_is_an_error() if i else contextlib.nullcontext():
-                    self._fn(*self._inputs)
+                with _synchronising_is_an_error_in_this_thread() if i else contextlib.nullcontext():
+                    self._fn(*self.inputs)
         except Exception as error:
             self._diagnose()
             raise self._error(error) from error
@@ -224,13 +324,13 @@ class Graph:
     def _leaving_no_trace(self):
         tensors = [t.detach() for t in self._state]
         kept = [t.clone() for t in tensors]
-        kept_inputs = [t.clone() for t in self._inputs]
+        kept_inputs = [t.clone() for t in self.inputs]
         random_states = [g.get_state() for g in self._generators]
         try:
             yield
         finally:
             with torch.no_grad():
-                for tensor, value in zip([*tensors, *self._inputs], [*kept, *kept_inputs]):
+                for tensor, value in zip([*tensors, *self.inputs], [*kept, *kept_inputs]):
                     tensor.copy_(value)
             for generator, value in zip(self._generators, random_states):
                 generator.set_state(value)
@@ -239,7 +339,19 @@ class Graph:
         """Run `fn` once, watching its operations, and raise for the first that a graph cannot hold."""
         # What is compiled runs uncompiled here: inside compiled code there are no operations to watch.
         with torch.compiler.set_stance("force_eager"), _Watch(self._name):
-            self._fn(*self._inputs)
+            self._fn(*self.inputs)
+
+
+def _tensor_bytes(tree) -> int:
+    """Of all tensors in a tree; what is listed twice counts once."""
+    tensors = [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]
+    return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
+
+
+def _pool_bytes(pool) -> int:
+    """What torch's allocator has reserved for a memory pool."""
+    segments = torch.cuda.memory_snapshot()
+    return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) == tuple(pool))
 
 
 class _Watch(TorchDispatchMode):
@@ -272,8 +384,8 @@ def _uncapturable(func, args, kwargs) -> str | None:
 def _line_of(error: BaseException | None) -> str:
     """file:line of the innermost frame outside torch and this module, of an error or of the current call."""
     frames = traceback.extract_tb(error.__traceback__) if error else traceback.extract_stack()
-    torch_root, here = str(Path(torch.__file__).parent), __file__
-    outside = [f for f in frames if not f.filename.startswith((torch_root, "<")) and f.filename != here]
+    torch_root, ours = str(Path(torch.__file__).parent), (__file__, warnings.formatwarning.__code__.co_filename)
+    outside = [f for f in frames if not f.filename.startswith((torch_root, "<")) and f.filename not in ours]
     if not outside:
         return "an unknown line"
     return f"{outside[-1].filename}:{outside[-1].lineno} ({outside[-1].line})"
@@ -283,16 +395,44 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0] or type(error).__name__
 
 
+def _stream_of_its_own() -> torch.cuda.Stream:
+    """A stream that no other live graph was captured on, if there is one.
+
+    Captures on one stream share its cuBLAS workspace, so their graphs would disturb each other if they ran at once.
+    """
+    taken = {graph.pool.stream for graph in _ALIVE if graph.pool is not None}
+    streams = [torch.cuda.Stream() for _ in range(STREAMS)]
+    return next((stream for stream in streams if stream not in taken), streams[0])
+
+
+def _capturing(graph: torch.cuda.CUDAGraph, pool: MemoryPool):
+    # A capture of mode "thread_local" is not broken by what other threads allocate.
+    return torch.cuda.graph(graph, pool=pool.handle, stream=pool.stream, capture_error_mode="thread_local")
+
+
 @contextlib.contextmanager
-def _synchronising_is_an_error():
-    before = torch.cuda.get_sync_debug_mode()
+def _synchronising_is_an_error_in_this_thread():
+    """torch's debug mode is the whole process's: with "error", `.item()` in another thread would raise there.
+
+    So it warns, and what shows warnings raises in this thread and keeps quiet in the others.
+    """
+    here, mode, show = threading.get_ident(), torch.cuda.get_sync_debug_mode(), warnings.showwarning
+
+    def show_or_raise(message, *args):
+        if not str(message).startswith(SYNCHRONISES):
+            show(message, *args)
+        elif threading.get_ident() == here:
+            raise RuntimeError(SYNCHRONISES)
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
+        warnings.filterwarnings("always", message=SYNCHRONISES)
+        warnings.showwarning = show_or_raise
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
 
 
 @contextlib.contextmanager

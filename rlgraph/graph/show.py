@@ -1,0 +1,114 @@
+"""`rlgraph graph show`: what the CUDA graph of an agent's iteration, or of its rollout, holds."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import tyro
+
+from rlgraph.config import TrainConfig
+from rlgraph.errors import UsageError, unknown
+from rlgraph.graph.capture import capture
+from rlgraph.graph.inspect import GraphInfo
+from rlgraph.modes import MODES, resolve
+from rlgraph.precision import torch_matmul_precision
+from rlgraph.registry import make
+from rlgraph.terminal import terminal_console
+from rlgraph.train import config_class, default_config, trainer_class
+
+PROGRAM = "rlgraph graph show"
+USAGE = f"""usage: {PROGRAM} [AGENT] [--env ID] [options]
+
+Capture an iteration of an agent (ppo if none is named), print what its CUDA graph holds, and draw it: a DOT and an SVG
+file. It needs an NVIDIA GPU. `{PROGRAM} --help` explains the options."""
+
+
+def options_class(base: type[TrainConfig]) -> type:
+    """The options: those of an agent's training, and what is shown of it."""
+
+    @dataclass(frozen=True)
+    class ShowOptions(base):
+        mode: str = "auto"
+        """How the iteration is captured: graph-uncompiled, graph or fused; auto: fused where it applies, else graph."""
+        rollout: bool = False
+        """Only the rollout in place of the whole iteration."""
+        out: str = ""
+        """Where the picture goes, without its ending: OUT.dot and OUT.svg; by default graph-ENV-AGENT here. Files of
+        these names are overwritten."""
+        backend: str = "torch"
+        """torch: XLA's command buffers cannot be read."""
+        # No options: nothing is trained.
+        eval_episodes: tyro.conf.Suppress[int] = field(default=base.eval_episodes, init=False)
+        run_dir: tyro.conf.Suppress[str] = field(default=base.run_dir, init=False)
+        checkpoint_seconds: tyro.conf.Suppress[float] = field(default=base.checkpoint_seconds, init=False)
+        keep_checkpoints: tyro.conf.Suppress[int] = field(default=base.keep_checkpoints, init=False)
+
+    return ShowOptions
+
+
+def main(argv: list[str], parse: Callable, values: Callable) -> int:
+    """Run `rlgraph graph ARGV`; `parse` and `values` as in rlgraph.bench.cli. Returns the exit code."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    if argv[0] != "show":
+        raise unknown("graph command", argv[0], ["show"])
+    named = len(argv) > 1 and not argv[1].startswith("-")
+    agent, words = (argv[1], argv[2:]) if named else ("ppo", argv[1:])
+    asked = values(words, "--env")  # read ahead, because the other options' defaults depend on it
+    default, options = default_config(agent, asked[0] if asked else "CartPole-v1"), options_class(config_class(agent))
+    names = {f.name for f in dataclasses.fields(options) if f.init}
+    chosen = {name: value for name, value in dataclasses.asdict(default).items() if name in names}
+    options = parse(options, words, f"{PROGRAM} {agent}", options(**chosen))
+    path = _path(agent, options)
+    _check_that_a_graph_is_captured(options)
+    info = _info(agent, options)
+    terminal_console().print(str(info), markup=False, highlight=False, soft_wrap=True)
+    for ending, text in ((".dot", info.dot()), (".svg", info.svg())):
+        Path(f"{path}{ending}").write_text(text, encoding="utf-8")
+    print(f"drawn in {path}.dot and {path}.svg")
+    return 0
+
+
+def _path(agent: str, options) -> str:
+    """Where the files go, without their ending; that there is such a folder is found out before the capture."""
+    part = "-rollout" if options.rollout else ""
+    path = options.out or f"graph-{make(options.env).id.replace('/', '-')}-{agent}{part}"
+    if not Path(path).parent.is_dir():
+        raise UsageError(f"no folder {str(Path(path).parent)!r} for the picture: make it, or give another --out")
+    return path
+
+
+def _check_that_a_graph_is_captured(options) -> None:
+    if options.backend != "torch":
+        raise UsageError(f"{PROGRAM} reads torch's CUDA graphs, not what backend {options.backend!r} launches")
+    if not MODES["torch"][resolve("torch", options.mode, on_gpu=True)].graph:
+        captured = ", ".join(name for name, mode in MODES["torch"].items() if mode.graph)
+        raise UsageError(f"mode {options.mode} captures no CUDA graph; use one of {captured}")
+    if options.device == "cpu" or not torch.cuda.is_available():
+        raise UsageError("a CUDA graph needs an NVIDIA GPU, " + _what_is_there(options.device))
+
+
+def _what_is_there(device: str) -> str:
+    if torch.version.cuda is None:
+        return f"and this torch ({torch.__version__}) is built without CUDA"
+    return f"and torch {torch.__version__} finds none" if not torch.cuda.is_available() else f"not --device {device}"
+
+
+def _info(agent: str, options) -> GraphInfo:
+    """Of the graph of an iteration, or of the rollout in it."""
+    base = config_class(agent)
+    config = base(**{name: getattr(options, name) for name in base.__dataclass_fields__})
+    trainer = trainer_class(agent, "torch")(config, make(config.env))
+    graph, K = trainer.graph, config.iterations_per_launch
+    part = "an iteration" if K == 1 else f"{K} iterations"
+    if options.rollout:
+        part = "a rollout"
+        collector = trainer.collector  # it only launches kernels, or the iteration could not have been captured
+        with torch_matmul_precision(config.precision):
+            graph = capture(
+                collector.collect, state=collector.state(), generators=[trainer.generator], device=trainer.device
+            )
+    return dataclasses.replace(graph.info(), name=f"{part} of {agent} on {trainer.env.id}, mode {trainer.mode}")
