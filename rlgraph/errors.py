@@ -12,6 +12,10 @@ class CaptureError(RuntimeError):
     """A function cannot be captured. The message names the operation, its line, and what to write instead."""
 
 
+class GraphError(RuntimeError):
+    """Something that this CUDA graph, or this driver, torch or CUDA version, does not offer."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether torch, JAX or numpy ran out of memory, on a device or on the host; each says it in its own way."""
     marks = ("out of memory", "resource_exhausted", "allocate memory", "overflowed")

@@ -66,7 +66,7 @@ def _rollout(work: Workload, mode: str) -> Prepared:
         timer(run, collector.device),
         outcome,
         launches=lambda: count_replays(run, graph),
-        capture_seconds=graph.capture_seconds if graph is not None else 0.0,
+        capture_seconds=capture_seconds(graph),
     )
 
 
@@ -94,7 +94,7 @@ def _training(work: Workload, mode: str) -> Prepared:
         timer(run, agent.device),
         lambda: training_outcome(last[0].get()[-1], agent.config.batch_size, work.agent),
         launches=lambda: count_replays(run, graph),
-        capture_seconds=graph.capture_seconds if graph is not None else 0.0,
+        capture_seconds=capture_seconds(graph),
     )
 
 
@@ -105,6 +105,11 @@ def count_replays(run, graph: Graph | None) -> int:
     before = graph.replays
     run()
     return graph.replays - before
+
+
+def capture_seconds(graph: Graph | None) -> float:
+    """For capturing and instantiating."""
+    return 0.0 if graph is None else graph.capture_seconds + graph.instantiate_seconds
 
 
 def timer(run, device: torch.device):

@@ -9,6 +9,7 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from rlgraph.errors import CaptureError
+from rlgraph.graph import driver
 
 # Operations that need the host in the middle of the work, and what to write in their place.
 # The names are ATen's; `masked` stands for indexing by a boolean tensor.
@@ -28,6 +30,11 @@ UNCAPTURABLE = {
     "_unique2": "its shape depends on data; use a fixed-size torch.sort or torch.bincount(minlength=...)",
     "copy to host": "a copy to the host waits for the GPU; copy after replay(), outside the captured function",
 }
+# What a graph inside another one cannot hold beside: `replay` alone tells torch's generators to advance.
+A_DRAW = (
+    "inside another graph torch's generators do not advance, and every iteration would draw the same numbers; use "
+    "draws that count on the device, such as those of rlgraph.fused"
+)
 
 
 def compiled(fn: Callable) -> Callable:
@@ -88,7 +95,18 @@ def capture(
     if device is None:
         tensors = [t for t in tree_leaves((inputs, state)) if isinstance(t, torch.Tensor)]
         device = tensors[0].device if tensors else torch.get_default_device()
-    return Graph(fn, inputs, state, tuple(generators), torch.device(device), pool, warmup)
+    graph = Graph(fn, inputs, state, tuple(generators), torch.device(device), pool, warmup)
+    graph.instantiate()
+    return graph
+
+
+@dataclass(frozen=True)
+class Update:
+    """What `Graph.update` came to."""
+
+    in_place: bool  # False: the graph was instantiated anew
+    reason: str  # why, in words
+    seconds: float  # for capturing, and updating or instantiating; without the warm-up
 
 
 class Graph:
@@ -98,19 +116,21 @@ class Graph:
     generator, and no Python value that should change between replays (it is baked in: keep it in a tensor).
 
     What it does not do: it does not copy its outputs. `replay` returns the same tensors every time, overwritten by
-    the next replay; clone what you keep. It does not notice a changed Python attribute of `fn`, does not free
-    tensors that `fn` closes over, and does not synchronise.
+    the next replay; clone what you keep. It does not notice a changed Python attribute of `fn` (see `update`), does not
+    free tensors that `fn` closes over, and does not synchronise. Beside the graph that is launched it keeps the one
+    that was captured, in the host's memory: updates and other graphs start from it.
 
     Where there is no CUDA device the same object calls `fn`, with the same static input and output buffers.
 
     Attributes:
         captured: True if `replay` launches a CUDA graph.
         replays: how often `replay` has run.
-        capture_seconds: time for capturing and instantiating, without the warm-up that may compile.
+        capture_seconds: time for capturing, without the warm-up that may compile.
+        instantiate_seconds: time for making what is launched out of what was captured.
         outputs: what `fn` returned: static tensors, filled by the first replay.
     """
 
-    def __init__(self, fn, inputs, state, generators, device, pool, warmup):
+    def __init__(self, fn, inputs, state, generators, device, pool, warmup, draws=True):
         self._fn, self._name = fn, getattr(fn, "__name__", repr(fn))
         self._inputs = tuple(t.detach().to(device, copy=True) for t in inputs)
         self._state = [t for t in tree_leaves(state) if isinstance(t, torch.Tensor)]
@@ -118,8 +138,11 @@ class Graph:
         self.device = device
         self.captured = device.type == "cuda"
         self.replays = 0
-        self.capture_seconds = 0.0
+        self.capture_seconds = self.instantiate_seconds = 0.0
         self.outputs = None
+        self._may_draw = draws
+        self._drawn = []  # by how much a call advances torch's generators
+        self._template = None  # after an update: what holds the graph that was captured last
         if self.captured:
             self._capture(pool, warmup)
         else:
@@ -132,6 +155,18 @@ class Graph:
         """The memory pool, to be given to another `capture`; None without CUDA."""
         return self._graph.pool() if self.captured else None
 
+    @property
+    def raw(self) -> int:
+        """The address of the cudaGraph_t that was captured last: what another graph can hold. Only with CUDA."""
+        return (self._template or self)._graph.raw_cuda_graph()
+
+    def instantiate(self) -> None:
+        """Make what is launched out of what was captured; `capture` does it."""
+        if self.captured:
+            started = time.perf_counter()
+            self._graph.instantiate()
+            self.instantiate_seconds = time.perf_counter() - started
+
     def replay(self, *inputs: torch.Tensor):
         """Run the function on `inputs` (none: on what the static inputs hold) and return its static outputs.
 
@@ -139,8 +174,7 @@ class Graph:
             ValueError: another number of inputs than captured, or another shape or dtype.
             RuntimeError: after `reset`.
         """
-        if self._fn is None:
-            raise RuntimeError(f"the graph of {self._name} was released by reset(); capture it again")
+        self._check_alive()
         if inputs:
             self._fill(inputs)
         self.replays += 1
@@ -150,13 +184,68 @@ class Graph:
             self._run_directly()
         return self.outputs
 
+    def update(self, fn: Callable, *, state: object = None, warmup: int = 2) -> Update:
+        """Capture `fn` in place of the function so far, and let `replay` launch it from now on.
+
+        A Python number, a tensor at another address, an environment with other parameters: what was baked in is
+        exchanged. Where both functions launch the same kinds of nodes in the same order, the graph that is launched
+        is updated in place (`cudaGraphExecUpdate`); otherwise it is instantiated anew. Either way the next replay
+        runs `fn`, and launches under way are not disturbed.
+
+        It needs inputs as before, and draws from no generator but those named to `capture`. It does not save the
+        capture of `fn`, only what comes after. It hands out new outputs: those of `fn`, after the next replay; the
+        static inputs are other tensors, too, that hold what the old ones held.
+
+        Args:
+            fn: as for `capture`.
+            state: what `fn` updates in place, see `capture`; the same as before by default.
+            warmup: calls before the capture.
+
+        Returns:
+            Whether it was updated in place, why, and how long it took. Without CUDA nothing is captured, and `fn` is
+            what will be called.
+
+        Raises:
+            CaptureError: `fn` cannot be captured; the graph remains what it was.
+            RuntimeError: after `reset`.
+        """
+        self._check_alive()
+        state = self._state if state is None else state
+        new = Graph(fn, self._inputs, state, self._generators, self.device, self.pool, warmup)
+        started = time.perf_counter()
+        refused = self._refused(new) if self.captured else None
+        if refused is not None:
+            new.instantiate()
+            torch.cuda.synchronize(self.device)
+            self._graph.reset()
+            self._graph = new._graph
+        seconds = new.capture_seconds + time.perf_counter() - started
+        self._fn, self._name, self.outputs = new._fn, new._name, new.outputs
+        self._inputs, self._state, self._drawn = new._inputs, new._state, new._drawn
+        self.capture_seconds, self._template = new.capture_seconds, new
+        done = "updated in place" if self.captured else f"no CUDA graph on {self.device.type}: nothing to update"
+        return Update(refused is None, refused or done, seconds)
+
+    def _refused(self, new: "Graph") -> str | None:
+        """Let what is launched run what `new` captured; in words why that cannot be, None if it is done."""
+        if new._drawn != self._drawn:
+            return "it draws more or fewer random numbers, and replays would draw some twice"
+        if any(new._drawn) and torch.__version__ >= "2.12":
+            return "it draws random numbers, whose state torch 2.12 and later keep for each capture"
+        with torch.cuda.device(self.device):
+            return driver.update(self._graph.raw_cuda_graph_exec(), self.raw, new.raw)
+
     def reset(self) -> None:
         """Release the graph and its memory. Outputs handed out earlier must no longer be used."""
         if self.captured and self._fn is not None:
             torch.cuda.synchronize(self.device)
             self._graph.reset()
-        self._fn = self.outputs = None
+        self._fn = self.outputs = self._template = None
         self._inputs, self._state = (), []
+
+    def _check_alive(self):
+        if self._fn is None:
+            raise RuntimeError(f"the graph of {self._name} was released by reset(); capture it again")
 
     def _fill(self, inputs):
         if len(inputs) != len(self._inputs):
@@ -189,7 +278,7 @@ class Graph:
                 self._warm_up(warmup)
             torch.cuda.synchronize()
             started = time.perf_counter()
-            self._graph = torch.cuda.CUDAGraph()
+            self._graph = torch.cuda.CUDAGraph(keep_graph=True)  # what was captured stays readable
             for generator in self._generators:
                 self._graph.register_generator_state(generator)
             try:
@@ -209,10 +298,19 @@ class Graph:
                 # The first call may compile, and autotuning synchronises. From the second on, a synchronising call
                 # is an error here, before it can break a capture.
                 with _synchronising_is_an_error() if i else contextlib.nullcontext():
+                    before = self._offsets()
                     self._fn(*self._inputs)
+                    self._drawn = [after - start for start, after in zip(before, self._offsets())]
         except Exception as error:
             self._diagnose()
             raise self._error(error) from error
+        if not self._may_draw:
+            self._diagnose()
+
+    def _offsets(self) -> list[int]:
+        """Where torch's generators stand: the device's own, and those named."""
+        own = torch.cuda.default_generators[torch.cuda.current_device()]
+        return [generator.get_offset() for generator in (own, *self._generators)]
 
     def _error(self, error: Exception) -> CaptureError:
         return CaptureError(
@@ -238,20 +336,22 @@ class Graph:
     def _diagnose(self):
         """Run `fn` once, watching its operations, and raise for the first that a graph cannot hold."""
         # What is compiled runs uncompiled here: inside compiled code there are no operations to watch.
-        with torch.compiler.set_stance("force_eager"), _Watch(self._name):
+        with torch.compiler.set_stance("force_eager"), _Watch(self._name, self._may_draw):
             self._fn(*self._inputs)
 
 
 class _Watch(TorchDispatchMode):
     """Raises CaptureError at the first operation that cannot be captured."""
 
-    def __init__(self, name):
+    def __init__(self, name, may_draw):
         super().__init__()
-        self._name = name
+        self._name, self._may_draw = name, may_draw
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         found = _uncapturable(func, args, kwargs)
+        if found is None and not self._may_draw and torch.Tag.nondeterministic_seeded in func.tags:
+            found = f"{func.overloadpacket.__name__}: {A_DRAW},"
         if found is not None:
             raise CaptureError(f"{self._name} cannot be captured: {found} at {_line_of(None)}")
         return func(*args, **kwargs)
