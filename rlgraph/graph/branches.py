@@ -26,8 +26,8 @@ def branches(*functions: Callable, device: torch.device | str | None = None) -> 
     batches), and costs two events a branch.
 
     What it does not do: it does not look for conflicts. Graphs with branches, captured in one thread, share streams and
-    with them cuBLAS's workspaces, so they must not replay at the same time. Without CUDA the functions run one after the
-    other.
+    with them cuBLAS's workspaces, so they must not replay at the same time. Without CUDA the functions run one after
+    the other.
 
     Random numbers are the same as one after the other: the host gives each draw its place in a generator's sequence
     when it is launched, in the order of the functions. A counter on the device (rlgraph.fused) must not be in two
