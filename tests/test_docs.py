@@ -27,14 +27,44 @@ def test_the_capture_example(device):
     assert names["position"].std().item() == pytest.approx(1000**0.5, rel=0.05)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_the_buckets_example(device):
+def graphs_example(section, device):
+    """The names that the example in a section of docs/graphs.md leaves."""
     page = (ROOT / "docs" / "graphs.md").read_text()
-    (example,) = re.findall(r"\n## Buckets\n.*?```python\n(.*?)```", page, re.DOTALL)
+    (example,) = re.findall(rf"\n## {section}\n(?:(?!\n## ).)*?```python\n(.*?)```", page, re.DOTALL)
     names = {}
     exec(example.replace('"cuda"', f'"{device}"'), names)
+    return names
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_buckets_example(device):
+    names = graphs_example("Buckets", device)
     replays = {size: graph.replays for (size, _), graph in names["pool"].graphs.items()}
     assert replays == {32: 2, 4: 2}
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_update_example(device):
+    names = graphs_example("Update", device)
+    assert names["update"].in_place
+    speeds = 1 - 0.02 * 9.8, 1 - 0.02 * (9.8 + 1.6)
+    assert names["mean"].item() == pytest.approx(0.02 * sum(speeds))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_loop_example(device):
+    names = graphs_example("Loops and branches on the device", device)
+    assert names["root"].square().tolist() == pytest.approx(names["x"].tolist(), rel=1e-5)
+    iterations = names["loop"].iterations()
+    assert 5 <= iterations <= 12
+    assert names["curve"].isfinite().sum() == iterations // 2
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_branches_example(device):
+    names = graphs_example("Parallel branches", device)
+    assert names["probabilities"].shape == (64, 2) and names["values"].shape == (64,)
+    assert names["values"].tolist() == pytest.approx(names["critic"](names["obs"]).squeeze(-1).tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -108,7 +108,7 @@ def test_a_copy_from_the_host_is_seen():
 def test_child_graphs_are_looked_into_and_host_nodes_seen():
     runtime, _ = bindings.load()
     graph = capture(lambda x: torch.sin(x + 1), torch.zeros(1000, device="cuda"))
-    inner = runtime.cudaGraph_t(init_value=graph._graph.raw_cuda_graph())
+    inner = runtime.cudaGraph_t(init_value=graph.raw)
     outer = bindings.call(runtime, "cudaGraphCreate", 0)
     first = bindings.call(runtime, "cudaGraphAddChildGraphNode", outer, None, 0, inner)
     second = bindings.call(runtime, "cudaGraphAddChildGraphNode", outer, [first], 1, inner)

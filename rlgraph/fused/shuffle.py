@@ -91,8 +91,14 @@ class Shuffle:
             raise UsageError(f"mode fused shuffles up to 2**30 steps an iteration, not {rows}; use mode graph")
         self.rows, self.size, self.generator = rows, rows // minibatches, generator
         self.key = torch.zeros(1, dtype=torch.int64, device=device)
+        self._holds_key = False
         self.order_UM = torch.empty(epochs * minibatches, self.size, dtype=torch.int32, device=device)
         self.moments_U = torch.empty(epochs * minibatches, cdiv(self.size, TILE), 2, device=device)
+
+    def hold_key(self) -> None:
+        """Draw a key, and none from now on: orders are told apart by their time alone. See FusedCollector.hold_key."""
+        self.key.random_(generator=self.generator)
+        self._holds_key = True
 
     def draw(self, time: torch.Tensor, x_N: torch.Tensor) -> None:
         """Fill `order_UM` and `moments_U`.
@@ -101,7 +107,8 @@ class Shuffle:
             time: [] int64 on the device, another in every call: a graph launched without torch draws no new key.
             x_N: [N] float32, whose moments over each minibatch are wanted.
         """
-        self.key.random_(generator=self.generator)
+        if not self._holds_key:
+            self.key.random_(generator=self.generator)
         bits = max(2, (self.rows - 1).bit_length())
         minibatches, tiles, _ = self.moments_U.shape
         grid = tiles, minibatches

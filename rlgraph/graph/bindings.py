@@ -1,9 +1,15 @@
-"""The calls of cuda-bindings that torch has no name for. Imported and loaded only where they are needed.
+"""The calls of cuda-bindings: what CUDA can do with a graph and torch has no name for.
 
-Every call returns `(error, *results)`; `call` raises the error by the call's own name.
+Loaded only where it is needed. Every call of cuda-bindings returns `(error, *results)`; `call` raises the error by the
+call's own name. Captured graphs are given by their address, as torch gives them.
 """
 
+import ctypes
+import functools
+import weakref
 from typing import Any
+
+import torch
 
 from rlgraph.errors import GraphError
 from rlgraph.graph.inspect import Contents, Node
@@ -26,6 +32,23 @@ KINDS = {
 }
 # By cudaMemcpyKind's names, without their prefix; "Default" leaves it to the addresses.
 DIRECTIONS = {f"{a}To{b}": f"{a.lower()}-to-{b.lower()}" for a in ("Host", "Device") for b in ("Host", "Device")}
+OLDEST_DRIVER = 12040  # of CUDA 12.4, the first with conditional nodes
+NEVER = 2**63 - 1  # iterations
+# When a decision is made, see DECIDE.
+AS_IF, BEFORE_LOOP, AFTER_ITERATION = range(3)
+# One thread that decides whether a body runs. Compiled for one architecture: PTX would have to be linked first.
+DECIDE = b"""
+extern "C" __device__ __cudart_builtin__ void cudaGraphSetConditional(unsigned long long, unsigned int);
+
+extern "C" __global__ void decide(unsigned long long handle, const void* predicate, int bytes, long long* iterations,
+                                  long long most, int when) {
+    bool holds = bytes == 1 ? *(const unsigned char*)predicate != 0 : *(const int*)predicate != 0;
+    long long done = when == 2 ? *iterations + 1 : 0;
+    bool runs = holds && done < most;
+    *iterations = when == 0 ? runs : done;
+    cudaGraphSetConditional(handle, runs);
+}
+"""
 
 
 def load() -> tuple[Any, Any]:
@@ -37,8 +60,6 @@ def load() -> tuple[Any, Any]:
     try:
         from cuda.bindings import driver, runtime
     except ImportError as error:
-        import torch
-
         major = (torch.version.cuda or "13").split(".")[0]
         raise GraphError(
             f"this needs the package cuda-bindings, which cannot be imported ({error}): "
@@ -58,11 +79,24 @@ def call(api: Any, name: str, *args) -> Any:
         raise GraphError(f"cuda-bindings has no {name}: install a newer version of the package")
     try:
         error, *results = function(*args)
-    except RuntimeError as missing:  # how cuda-bindings says that the driver has no such function
+    except RuntimeError as missing:  # how cuda-bindings says that the driver has no such function, or is not there
         raise GraphError(f"{name} failed: {missing}; install a newer NVIDIA driver") from missing
     if int(error) != 0:
         raise GraphError(f"{name} failed: {getattr(error, 'name', error)}")
     return results[0] if len(results) == 1 else results or None
+
+
+def check_conditional_nodes() -> None:
+    """Raise a GraphError where there are no conditional nodes."""
+    version = call(load()[0], "cudaDriverGetVersion")
+    if version < OLDEST_DRIVER:
+        raise GraphError(
+            f"a loop or a branch inside a graph needs a driver for CUDA 12.4 or later, and this one is for CUDA "
+            f"{version // 1000}.{version % 1000 // 10}: install a newer NVIDIA driver"
+        )
+
+
+# ---- reading
 
 
 def read(graph: int) -> Contents:
@@ -135,3 +169,151 @@ def _place(runtime, array, pitched) -> str:
     memory = call(runtime, "cudaPointerGetAttributes", pitched.ptr).type
     host = (runtime.cudaMemoryType.cudaMemoryTypeUnregistered, runtime.cudaMemoryType.cudaMemoryTypeHost)
     return "host" if memory in host else "device"
+
+
+# ---- updating
+
+
+def update(executable: int, old: int, new: int) -> str | None:
+    """Give an instantiated graph, whose nodes are those of `old`, the parameters of the nodes of `new`.
+
+    Returns:
+        None if it is done, else why it is not, in words: it must not be launched then.
+    """
+    try:
+        runtime = load()[0]
+        handles = runtime.cudaGraphExec_t(init_value=executable), runtime.cudaGraph_t(init_value=new)
+        call(runtime, "cudaGraphExecUpdate", *handles)
+    except GraphError as error:
+        return f"{error}{_difference(old, new)}"
+    return None
+
+
+def _difference(old: int, new: int) -> str:
+    """In words: cuda-bindings does not give what CUDA says about an update that is refused."""
+    try:
+        before, after = read(old), read(new)
+    except GraphError:
+        return ""
+    for what in ("nodes", "edges"):
+        counts = len(getattr(before, what)), len(getattr(after, what))
+        if counts[0] != counts[1]:
+            return f" ({counts[1]} {what} in place of {counts[0]})"
+    if sorted(node.kind for node in before.nodes) != sorted(node.kind for node in after.nodes):
+        return " (nodes of other kinds)"
+    return ""
+
+
+# ---- building
+
+
+class Handmade:
+    """A graph built node by node on the current device, each node after the one before it; launched as one."""
+
+    def __init__(self):
+        self._runtime = load()[0]
+        self.graph = call(self._runtime, "cudaGraphCreate", 0)
+        weakref.finalize(self, self._runtime.cudaGraphDestroy, self.graph).atexit = False
+        self._executable = None
+
+    def instantiate(self) -> None:
+        """Make it launchable, when all its nodes are there."""
+        self._executable = call(self._runtime, "cudaGraphInstantiate", self.graph, 0)
+        weakref.finalize(self, self._runtime.cudaGraphExecDestroy, self._executable).atexit = False
+
+    def launch(self) -> None:
+        """On the current stream."""
+        stream = self._runtime.cudaStream_t(init_value=torch.cuda.current_stream().cuda_stream)
+        call(self._runtime, "cudaGraphLaunch", self._executable, stream)
+
+
+def add_child(graph: Any, after: Any, child: int) -> Any:
+    """Add a copy of a captured graph. `after` is a node, or None; so is what is returned."""
+    runtime = load()[0]
+    before = [] if after is None else [after]
+    child = runtime.cudaGraph_t(init_value=child)
+    return call(runtime, "cudaGraphAddChildGraphNode", graph, before, len(before), child)
+
+
+def add_conditional(graph: Any, after: Any, predicate: torch.Tensor, iterations: torch.Tensor, most: int, loop: bool):
+    """Add a body that runs if, or as long as, a predicate is not zero.
+
+    Args:
+        graph: a `Handmade`'s, or the body of another conditional node.
+        after: a node of it, or None.
+        predicate: [] bool or int32.
+        iterations: [] int64, where it is counted how often the body ran.
+        most: runs of the body.
+        loop: as long as, rather than if.
+
+    Returns:
+        The node; the body, an empty graph; and a function of (body, its last node) that closes a loop.
+    """
+    runtime = load()[0]
+    handle = call(runtime, "cudaGraphConditionalHandleCreate", graph, 0, 0)
+    arguments = handle, predicate, iterations, most
+    decision = _add_decision(graph, after, *arguments, BEFORE_LOOP if loop else AS_IF)
+    params = runtime.cudaGraphNodeParams()
+    params.type = runtime.cudaGraphNodeType.cudaGraphNodeTypeConditional
+    kinds = runtime.cudaGraphConditionalNodeType
+    params.conditional.handle = handle
+    params.conditional.type = kinds.cudaGraphCondTypeWhile if loop else kinds.cudaGraphCondTypeIf
+    params.conditional.size = 1
+    # Edges may have data from CUDA 12.3 on; the call with room for it has the plain name from CUDA 13 on.
+    add = "cudaGraphAddNode_v2" if hasattr(runtime, "cudaGraphAddNode_v2") else "cudaGraphAddNode"
+    node = call(runtime, add, graph, [decision], [runtime.cudaGraphEdgeData()], 1, params)
+    body = runtime.cudaGraph_t(init_value=int(params.conditional.phGraph_out[0]))
+
+    def close(last: Any) -> None:
+        if loop:
+            _add_decision(body, last, *arguments, AFTER_ITERATION)
+
+    return node, body, close
+
+
+def _add_decision(graph, after, handle, predicate, iterations, most, when):
+    """Add the kernel that decides whether the body of a conditional node runs (again)."""
+    runtime, driver = load()
+    params = driver.CUDA_KERNEL_NODE_PARAMS()
+    params.func = _decide(predicate.device.index)
+    for size in ("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ"):
+        setattr(params, size, 1)
+    values = int(handle), predicate.data_ptr(), predicate.element_size(), iterations.data_ptr(), most, when
+    c = ctypes
+    types = c.c_uint64, c.c_void_p, c.c_int, c.c_void_p, c.c_int64, c.c_int
+    params.kernelParams = (values, types)
+    before = [] if after is None else [driver.CUgraphNode(init_value=int(after))]
+    graph = driver.CUgraph(init_value=int(graph))
+    node = call(driver, "cuGraphAddKernelNode", graph, before, len(before), params)
+    return runtime.cudaGraphNode_t(init_value=int(node))
+
+
+@functools.cache
+def _decide(device: int) -> Any:
+    """The kernel DECIDE, loaded on a device, which is the current one."""
+    _, driver = load()
+    major, minor = torch.cuda.get_device_capability(device)
+    module = call(driver, "cuModuleLoadData", cubin(f"sm_{major}{minor}"))
+    return call(driver, "cuModuleGetFunction", module, b"decide")
+
+
+def cubin(architecture: str) -> bytes:
+    """DECIDE compiled for an architecture ("sm_90"); needs no GPU.
+
+    Raises:
+        GraphError: NVRTC is missing, or does not know the architecture.
+    """
+    load()  # which says what to install
+    from cuda.bindings import nvrtc
+
+    program = call(nvrtc, "nvrtcCreateProgram", DECIDE, b"decide.cu", 0, [], [])
+    try:
+        call(nvrtc, "nvrtcCompileProgram", program, 1, [f"--gpu-architecture={architecture}".encode()])
+    except GraphError as error:
+        log = b" " * call(nvrtc, "nvrtcGetProgramLogSize", program)
+        call(nvrtc, "nvrtcGetProgramLog", program, log)
+        said = " ".join(log.decode(errors="replace").rstrip("\0").split())
+        raise GraphError(f"{error} for {architecture}: {said}") from error
+    code = b" " * call(nvrtc, "nvrtcGetCUBINSize", program)
+    call(nvrtc, "nvrtcGetCUBIN", program, code)
+    return code

@@ -11,6 +11,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,15 +34,20 @@ UNCAPTURABLE = {
     "_unique2": "its shape depends on data; use a fixed-size torch.sort or torch.bincount(minlength=...)",
     "copy to host": "a copy to the host waits for the GPU; copy after replay(), outside the captured function",
 }
+# What a graph inside another one cannot hold beside: `replay` alone tells torch's generators to advance.
+A_DRAW = (
+    "inside another graph torch's generators do not advance, and every iteration would draw the same numbers; use "
+    "draws that count on the device, such as those of rlgraph.fused"
+)
 
 SYNCHRONISES = "called a synchronizing CUDA operation"  # torch's words in its synchronisation debug mode
 STREAMS = 32  # torch hands out that many in turns
 
 # One capture at a time in a process, from its warm-up on: that sets a debug mode which the whole process shares.
-_PREPARING = threading.RLock()
+PREPARING = threading.RLock()
 # While one is recorded, no other thread may replay or release a graph of ours: releasing waits for the whole device,
 # which ends a capture in any thread, and before torch 2.12 a capture holds the default generator, which replays use.
-_RECORDING = threading.RLock()
+RECORDING = threading.RLock()
 # Captured graphs, to know their streams.
 _ALIVE = weakref.WeakSet()
 # Graphs whose capture CUDA has ended. Before torch 2.13 the allocator of pinned memory goes on reading them.
@@ -118,7 +124,18 @@ def capture(
     if device is None:
         tensors = [t for t in tree_leaves((inputs, state)) if isinstance(t, torch.Tensor)]
         device = tensors[0].device if tensors else torch.get_default_device()
-    return Graph(fn, inputs, state, tuple(generators), torch.device(device), pool, warmup)
+    graph = Graph(fn, inputs, state, tuple(generators), torch.device(device), pool, warmup)
+    graph.instantiate()
+    return graph
+
+
+@dataclass(frozen=True)
+class Update:
+    """What `Graph.update` came to."""
+
+    in_place: bool  # False: the graph was instantiated anew
+    reason: str  # why, in words
+    seconds: float  # for capturing, and updating or instantiating; without the warm-up
 
 
 class Graph:
@@ -128,9 +145,9 @@ class Graph:
     generator, and no Python value that should change between replays (it is baked in: keep it in a tensor).
 
     What it does not do: it does not copy its outputs. `replay` returns the same tensors every time, overwritten by
-    the next replay; clone what you keep. It does not notice a changed Python attribute of `fn`, does not free
-    tensors that `fn` closes over, and does not synchronise. Beside the graph that is launched it keeps the one that was
-    captured, in the host's memory: `info` reads it.
+    the next replay; clone what you keep. It does not notice a changed Python attribute of `fn` (see `update`), does not
+    free tensors that `fn` closes over, and does not synchronise. Beside the graph that is launched it keeps the one
+    that was captured, in the host's memory: `info`, updates and other graphs start from it.
 
     Where there is no CUDA device the same object calls `fn`, with the same static input and output buffers.
 
@@ -144,7 +161,7 @@ class Graph:
         pool: the memory, to be given to another `capture`; None without CUDA and after `reset`.
     """
 
-    def __init__(self, fn, inputs, state, generators, device, pool, warmup):
+    def __init__(self, fn, inputs, state, generators, device, pool, warmup, draws=True):
         self._fn, self._name = fn, getattr(fn, "__name__", repr(fn))
         self.inputs = tuple(t.detach().to(device, copy=True) for t in inputs)
         self._state = [t for t in tree_leaves(state) if isinstance(t, torch.Tensor)]
@@ -154,13 +171,29 @@ class Graph:
         self.replays = 0
         self.capture_seconds = self.instantiate_seconds = 0.0
         self.outputs = self.pool = None
+        self._may_draw = draws
+        self._drawn = []  # by how much a call advances torch's generators
+        self._template = None  # after an update: what holds the graph that was captured last
         if self.captured:
-            with _PREPARING:
+            with PREPARING:
                 self._capture(pool, warmup)
         else:
             _say_once_that_nothing_is_captured(device)
             with self._leaving_no_trace():
                 self._diagnose()
+
+    @property
+    def raw(self) -> int:
+        """The address of the cudaGraph_t that was captured last: what another graph can hold. Only with CUDA."""
+        return (self._template or self)._graph.raw_cuda_graph()
+
+    def instantiate(self) -> None:
+        """Make what is launched out of what was captured; `capture` does it."""
+        if self.captured:
+            with RECORDING, torch.cuda.device(self.device):
+                started = time.perf_counter()
+                self._graph.instantiate()
+                self.instantiate_seconds = time.perf_counter() - started
 
     def replay(self, *inputs: torch.Tensor):
         """Run the function on `inputs` (none: on what the static inputs hold) and return its static outputs.
@@ -174,7 +207,7 @@ class Graph:
             self._fill(inputs)
         self.replays += 1
         if self.captured:
-            with _RECORDING:
+            with RECORDING:
                 self._graph.replay()  # on its own device, whichever is the current one
         else:
             self._run_directly()
@@ -184,7 +217,8 @@ class Graph:
         """What the graph holds: nodes, kernels by name, edges, critical path, copies, memory, times.
 
         It needs the package cuda-bindings, which torch for CUDA brings along. It reads what was captured: it launches
-        nothing, waits for nothing, does not time kernels, and does not look into the bodies of conditional nodes.
+        nothing, waits for nothing, does not time kernels, and does not look into the bodies of conditional nodes. After
+        an `update` it is the last function's.
 
         Raises:
             GraphError: there is no CUDA graph, as on a CPU; cuda-bindings is missing, or one of its calls failed.
@@ -197,11 +231,11 @@ class Graph:
                 "inspect; capture it on an NVIDIA GPU"
             )
         with torch.cuda.device(self.device):
-            contents = bindings.read(self._graph.raw_cuda_graph())
+            contents = bindings.read(self.raw)
         return describe(
             flatten(contents),
             self._name,
-            memory_bytes=_pool_bytes(self._graph.pool()),
+            memory_bytes=_pool_bytes(self.pool),
             state_bytes=_tensor_bytes(self._state),
             input_bytes=_tensor_bytes(self.inputs),
             output_bytes=_tensor_bytes(self.outputs),
@@ -209,13 +243,70 @@ class Graph:
             instantiate_seconds=self.instantiate_seconds,
         )
 
+    def update(self, fn: Callable, *, state: object = None, warmup: int = 2) -> Update:
+        """Capture `fn` in place of the function so far, and let `replay` launch it from now on.
+
+        A Python number, a tensor at another address, an environment with other parameters: what was baked in is
+        exchanged. Where both functions launch the same kinds of nodes in the same order, the graph that is launched
+        is updated in place (`cudaGraphExecUpdate`); otherwise it is instantiated anew. Either way the next replay
+        runs `fn`, and launches under way are not disturbed.
+
+        It needs inputs as before, and draws from no generator but those named to `capture`. It does not save the
+        capture of `fn`, only what comes after. It hands out new outputs: those of `fn`, after the next replay; the
+        static inputs are other tensors, too, that hold what the old ones held.
+
+        Args:
+            fn: as for `capture`.
+            state: what `fn` updates in place, see `capture`; the same as before by default.
+            warmup: calls before the capture.
+
+        Returns:
+            Whether it was updated in place, why, and how long it took. Without CUDA nothing is captured, and `fn` is
+            what will be called.
+
+        Raises:
+            CaptureError: `fn` cannot be captured; the graph remains what it was.
+            RuntimeError: after `reset`.
+        """
+        self._check_alive()
+        state = self._state if state is None else state
+        new = Graph(fn, self.inputs, state, self._generators, self.device, self.pool, warmup)
+        started = time.perf_counter()
+        refused = self._replace_by(new) if self.captured else None
+        seconds = new.capture_seconds + time.perf_counter() - started
+        self._fn, self._name, self.outputs = new._fn, new._name, new.outputs
+        self.inputs, self._state, self._drawn = new.inputs, new._state, new._drawn
+        self.capture_seconds, self._template = new.capture_seconds, new
+        done = "updated in place" if self.captured else f"no CUDA graph on {self.device.type}: nothing to update"
+        return Update(refused is None, refused or done, seconds)
+
+    def _replace_by(self, new: "Graph") -> str | None:
+        """Launch what `new` captured from now on. None if that could be done in place, else why not, in words."""
+        with RECORDING:
+            refused = self._refused(new)
+            if refused is not None:
+                new.instantiate()
+                torch.cuda.synchronize(self.device)
+                self._graph.reset()
+                self._graph, self.instantiate_seconds = new._graph, new.instantiate_seconds
+        return refused
+
+    def _refused(self, new: "Graph") -> str | None:
+        """Let what is launched run what `new` captured; in words why that cannot be, None if it is done."""
+        if new._drawn != self._drawn:
+            return "it draws more or fewer random numbers, and replays would draw some twice"
+        if any(new._drawn) and torch.__version__ >= "2.12":
+            return "it draws random numbers, whose state torch 2.12 and later keep for each capture"
+        with torch.cuda.device(self.device):
+            return bindings.update(self._graph.raw_cuda_graph_exec(), self.raw, new.raw)
+
     def reset(self) -> None:
         """Release the graph and its memory. Outputs handed out earlier must no longer be used."""
         if self.captured and self._fn is not None:
-            with _RECORDING:
+            with RECORDING:
                 torch.cuda.synchronize(self.device)
                 self._graph.reset()
-        self._fn = self.outputs = self.pool = None
+        self._fn = self.outputs = self.pool = self._template = None
         self.inputs, self._state = (), []
 
     def _check_alive(self):
@@ -253,14 +344,11 @@ class Graph:
             with torch.cuda.stream(pool.stream):
                 with self._leaving_no_trace():
                     self._warm_up(warmup)
-                with _RECORDING, _no_garbage_collection():
+                with RECORDING, _no_garbage_collection():
                     torch.cuda.synchronize()
                     started = time.perf_counter()
                     self._record(pool)
-                    captured = time.perf_counter()
-                    self._graph.instantiate()
-                    self.capture_seconds = captured - started
-                    self.instantiate_seconds = time.perf_counter() - captured
+                    self.capture_seconds = time.perf_counter() - started
             self.pool = pool
             _ALIVE.add(self)
 
@@ -309,10 +397,19 @@ class Graph:
                 # The first call may compile, and autotuning synchronises. From the second on, a synchronising call
                 # is an error here, before it can break a capture.
                 with _synchronising_is_an_error_in_this_thread() if i else contextlib.nullcontext():
+                    before = self._offsets()
                     self._fn(*self.inputs)
+                    self._drawn = [after - start for start, after in zip(before, self._offsets())]
         except Exception as error:
             self._diagnose()
             raise self._error(error) from error
+        if not self._may_draw:
+            self._diagnose()
+
+    def _offsets(self) -> list[int]:
+        """Where torch's generators stand: the device's own, and those named."""
+        own = torch.cuda.default_generators[torch.cuda.current_device()]
+        return [generator.get_offset() for generator in (own, *self._generators)]
 
     def _error(self, error: Exception) -> CaptureError:
         return CaptureError(
@@ -338,7 +435,7 @@ class Graph:
     def _diagnose(self):
         """Run `fn` once, watching its operations, and raise for the first that a graph cannot hold."""
         # What is compiled runs uncompiled here: inside compiled code there are no operations to watch.
-        with torch.compiler.set_stance("force_eager"), _Watch(self._name):
+        with torch.compiler.set_stance("force_eager"), _Watch(self._name, self._may_draw):
             self._fn(*self.inputs)
 
 
@@ -348,22 +445,24 @@ def _tensor_bytes(tree) -> int:
     return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
 
 
-def _pool_bytes(pool) -> int:
+def _pool_bytes(pool: MemoryPool) -> int:
     """What torch's allocator has reserved for a memory pool."""
     segments = torch.cuda.memory_snapshot()
-    return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) == tuple(pool))
+    return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) == pool.handle)
 
 
 class _Watch(TorchDispatchMode):
     """Raises CaptureError at the first operation that cannot be captured."""
 
-    def __init__(self, name):
+    def __init__(self, name, may_draw):
         super().__init__()
-        self._name = name
+        self._name, self._may_draw = name, may_draw
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         found = _uncapturable(func, args, kwargs)
+        if found is None and not self._may_draw and torch.Tag.nondeterministic_seeded in func.tags:
+            found = f"{func.overloadpacket.__name__}: {A_DRAW},"
         if found is not None:
             raise CaptureError(f"{self._name} cannot be captured: {found} at {_line_of(None)}")
         return func(*args, **kwargs)
@@ -400,7 +499,8 @@ def _stream_of_its_own() -> torch.cuda.Stream:
 
     Captures on one stream share its cuBLAS workspace, so their graphs would disturb each other if they ran at once.
     """
-    taken = {graph.pool.stream for graph in _ALIVE if graph.pool is not None}
+    pools = [graph.pool for graph in _ALIVE]
+    taken = {pool.stream for pool in pools if pool is not None}  # None: another thread has reset it
     streams = [torch.cuda.Stream() for _ in range(STREAMS)]
     return next((stream for stream in streams if stream not in taken), streams[0])
 

@@ -70,6 +70,7 @@ class FusedCollector:
         self.return_B = torch.zeros(num_envs, device=self.device)
         self.key = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.counter = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._holds_key = False
         self._totals = torch.zeros(3, num_envs, device=self.device)
         # Many programs fill the card, each with as many steps as it can have: it loads the weights once.
         programs = PROGRAMS_A_PROCESSOR * build.processors(self.device)
@@ -87,10 +88,19 @@ class FusedCollector:
         copy_into(self.carry, self.env.reset(xp, uniforms)[0])
         self.return_B.zero_()
 
+    def hold_key(self) -> None:
+        """Draw a key, and none from now on: numbers are told apart by the count of steps alone.
+
+        For a graph inside another one, in which torch's generators do not advance.
+        """
+        self.key.random_(generator=self.generator)
+        self._holds_key = True
+
     @torch.no_grad()
     def collect(self) -> tuple[Rollout, EpisodeTotals]:
         """Take T steps. Returns the buffers and the totals of the episodes that ended, [] each."""
-        self.key.random_(generator=self.generator)
+        if not self._holds_key:
+            self.key.random_(generator=self.generator)
         steps, B = self.rollout, self.num_envs
         arrays = [self.key, self.counter, *self.carry.state, self.carry.elapsed_B, self.return_B, self._totals]
         arrays += [*self._parameters("actor"), steps.action, steps.log_prob_TB, steps.obs, steps.reward_TB]

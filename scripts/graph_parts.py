@@ -1,0 +1,162 @@
+"""Measure what updates, loops, branches and parallel branches of CUDA graphs cost and gain. Needs an NVIDIA GPU.
+
+python scripts/graph_parts.py --out graph-parts.json
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import rlgraph
+from rlgraph.bench.provenance import provenance
+from rlgraph.graph.branches import branches
+from rlgraph.graph.capture import capture
+from rlgraph.graph.control import if_graph, while_graph
+from rlgraph.rollout.torch import Collector
+
+REPEATS, REPLAYS = 20, 200
+DEVICE = "cuda"
+
+
+def device_us(run, count: int = REPLAYS) -> float:
+    """Microseconds of a call on the device, median of repeats of `count` calls."""
+    times = []
+    for _ in range(REPEATS):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(count):
+            run()
+        end.record()
+        end.synchronize()
+        times.append(1e3 * start.elapsed_time(end) / count)
+    return statistics.median(times)
+
+
+# ---- update against recapture
+
+
+def chain(kernels: int):
+    """A function of `kernels` launches with a number baked into each."""
+    x = torch.zeros(1, device=DEVICE)
+
+    def made(number: float):
+        def run():
+            for _ in range(kernels):
+                x.add_(number)
+
+        return run, x
+
+    return made
+
+
+def rollout(num_envs: int = 64, num_steps: int = 16):
+    """A rollout with random actions in a CartPole whose gravity is baked in."""
+    generator = torch.Generator(DEVICE).manual_seed(0)
+
+    def act(obs, noise):
+        return (noise > 0.5).long(), noise
+
+    def made(gravity: float):
+        env = rlgraph.make("CartPole-v1", gravity=gravity)
+        collector = Collector(env, act, None, num_envs, num_steps, generator, "eager")
+        return collector.collect, collector.state()
+
+    return made, generator
+
+
+def update_costs(name: str, made, generators=()) -> dict:
+    """Milliseconds, without the warm-up: what both pay (capture), and what an update saves."""
+    fn, state = made(1.0)
+    graph = capture(fn, state=state, generators=generators)
+    rows = []
+    for i in range(REPEATS):
+        fn, state = made(2.0 + i)
+        anew = capture(fn, state=state, generators=generators)
+        update = graph.update(fn, state=state)
+        rows.append((anew.capture_seconds, anew.instantiate_seconds, update.seconds - graph.capture_seconds))
+        anew.reset()
+    names = ("capture_ms", "instantiate_ms", "update_ms")
+    medians = {n: 1e3 * statistics.median(column) for n, column in zip(names, zip(*rows))}
+    return {"what": name, **medians, "in_place": update.in_place, "reason": update.reason}
+
+
+# ---- loops and branches
+
+
+def control_costs() -> list[dict]:
+    """Microseconds of an iteration, of a branch taken and not taken, around one small kernel."""
+    x, limit = torch.zeros((), dtype=torch.int32, device=DEVICE), torch.tensor(1000, device=DEVICE)
+    on = torch.ones((), dtype=torch.bool, device=DEVICE)
+
+    def count():
+        x.add_(1)
+        on.copy_(x < limit)
+
+    rows = []
+    for most in (1, 100, 1000):
+        loop = while_graph(count, on, state=x, most=most)
+        limit.fill_(2**31 - 1)
+        rows.append({"what": f"a loop of {most}, an iteration", "us": device_us(loop.replay, 5) / most})
+        x.zero_()
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    loop.replay()
+    rows.append({"what": "host, for a launch of 1000 iterations", "us": 1e6 * (time.perf_counter() - started)})
+    for value in (True, False):
+        on.fill_(value)
+        branch = if_graph(on, lambda: x.add_(1), state=x)
+        rows.append({"what": f"a branch, {'' if value else 'not '}taken", "us": device_us(branch.replay)})
+    plain = capture(count, state=[x, on])
+    rows.append({"what": "the loop's body, a replay", "us": device_us(plain.replay)})
+    return rows
+
+
+# ---- parallel branches
+
+
+def network(observations: int = 4, outputs: int = 2) -> torch.nn.Module:
+    hidden = [torch.nn.Linear(observations, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Tanh()]
+    return torch.nn.Sequential(*hidden, torch.nn.Linear(64, outputs)).to(DEVICE).requires_grad_(False)
+
+
+def branch_gains(networks: int, num_envs: int) -> dict:
+    """Microseconds of a forward pass of independent networks: 2 are an actor and a critic."""
+    modules = [network() for _ in range(networks)]
+    obs = torch.randn(num_envs, 4, device=DEVICE)
+    functions = [lambda m=module: m(obs) for module in modules]
+    serial, forked = capture(lambda: [f() for f in functions]), capture(lambda: branches(*functions))
+    times = {"serial_us": device_us(serial.replay), "parallel_us": device_us(forked.replay)}
+    return {"networks": networks, "num_envs": num_envs, **times}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", help="JSON file to write")
+    parser.add_argument("--commit", default="", help="to note where there is no git checkout to ask")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("error: this needs an NVIDIA GPU, and torch finds none")
+    made, generator = rollout()
+    parts = {
+        "update": [update_costs(f"{n} kernels", chain(n)) for n in (10, 100, 1000)]
+        + [update_costs("CartPole-v1, 16 steps", made, [generator])],
+        "control": control_costs(),
+        "branches": [branch_gains(n, B) for n in (2, 8) for B in (64, 1024, 16384)],
+    }
+    for part, rows in parts.items():
+        print(part)
+        for row in rows:
+            print("  ", "  ".join(f"{k} {v:.2f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
+    if args.out:
+        command = " ".join(["python scripts/graph_parts.py", *sys.argv[1:]])
+        written = {"command": command, "provenance": provenance(args.commit), **parts}
+        Path(args.out).write_text(json.dumps(written, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
