@@ -347,7 +347,12 @@ class Graph:
                 with RECORDING, _no_garbage_collection():
                     torch.cuda.synchronize()
                     started = time.perf_counter()
-                    self._record(pool)
+                    try:
+                        self._record(pool)
+                    finally:
+                        # torch has set the generators' place on the device to 0, on this stream. A replay on another
+                        # one sets it too, and the 0 must not come after that.
+                        pool.stream.synchronize()
                     self.capture_seconds = time.perf_counter() - started
             self.pool = pool
             _ALIVE.add(self)
