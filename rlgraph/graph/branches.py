@@ -71,14 +71,14 @@ def _used_on(current: torch.cuda.Stream, results: list) -> None:
 
 
 class _OfThread(threading.local):
-    """A thread's streams for each device, and those that calls under way have taken.
+    """A thread's streams for each device and priority, and those that calls under way have taken.
 
     The same streams in every call: torch keeps memory and a workspace for matrix products for each, and autograd wants
     the streams of a warm-up again in the capture. Not another thread's, which may be capturing on them.
     """
 
     def __init__(self):
-        self.made: dict[torch.device, list] = {}
+        self.made: dict[tuple[torch.device, int], list] = {}
         self.taken: list[torch.cuda.Stream] = []
 
 
@@ -88,13 +88,14 @@ _of_thread = _OfThread()
 @contextlib.contextmanager
 def _streams(device: torch.device, current: torch.cuda.Stream, count: int) -> Iterator[list[torch.cuda.Stream]]:
     """Up to `count` streams that nobody up the call stack is on."""
-    made = _of_thread.made.setdefault(device, [])
+    # Of the current stream's priority: inside a capture none that another thread may be launching on, see `capture`.
+    made = _of_thread.made.setdefault((device, current.priority), [])
     free = [stream for stream in made if stream != current and stream not in _of_thread.taken]
     count = min(count, MOST_STREAMS)
     for _ in range(32):  # torch gives out its streams in turns
         if len(free) >= count:
             break
-        stream = torch.cuda.Stream(device)
+        stream = torch.cuda.Stream(device, priority=current.priority)
         if stream != current and stream not in made and stream not in _of_thread.taken:
             made.append(stream)
             free.append(stream)

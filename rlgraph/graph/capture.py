@@ -41,7 +41,8 @@ A_DRAW = (
 )
 
 SYNCHRONISES = "called a synchronizing CUDA operation"  # torch's words in its synchronisation debug mode
-STREAMS = 32  # torch hands out that many in turns
+STREAMS = 32  # torch hands out that many of each priority in turns
+PRIORITY = -1  # of the streams that are captured on; torch's default is 0
 
 # One capture at a time in a process, from its warm-up on: that sets a debug mode which the whole process shares.
 PREPARING = threading.RLock()
@@ -503,10 +504,12 @@ def _stream_of_its_own() -> torch.cuda.Stream:
     """A stream that no other live graph was captured on, if there is one.
 
     Captures on one stream share its cuBLAS workspace, so their graphs would disturb each other if they ran at once.
+    And it is none of those that `torch.cuda.Stream()` hands out, again and again: what another thread launched on it
+    during the capture would be captured too.
     """
     pools = [graph.pool for graph in _ALIVE]
     taken = {pool.stream for pool in pools if pool is not None}  # None: another thread has reset it
-    streams = [torch.cuda.Stream() for _ in range(STREAMS)]
+    streams = [torch.cuda.Stream(priority=PRIORITY) for _ in range(STREAMS)]
     return next((stream for stream in streams if stream not in taken), streams[0])
 
 
