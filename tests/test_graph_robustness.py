@@ -4,6 +4,9 @@ import contextlib
 import gc
 import itertools
 import os
+import re
+import statistics
+import subprocess
 import threading
 import time
 import warnings
@@ -120,13 +123,34 @@ class Layer:
 # ---- coming and going
 
 
+def taken_on_the_host():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def taken_on_the_device_by_this_process():
+    """Bytes, as the driver has it; None where it does not say, as in some containers."""
+    query = ["nvidia-smi", "--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits"]
+    said = subprocess.run(query, capture_output=True, text=True, check=False).stdout
+    rows = re.findall(rf"^{os.getpid()}, *(\d+)$", said, re.MULTILINE)
+    return sum(map(int, rows)) * MIB if rows else None
+
+
+def taken_on_the_device_by_all():
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def growth(taken):
+    return [later - earlier for earlier, later in itertools.pairwise(taken)]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("release", ["reset", "forget"])
 def test_a_thousand_captures_leave_no_memory_behind(release):
     layer = Layer(0)
 
-    def rounds(n):
-        for _ in range(n):
+    def hundred():
+        for _ in range(100):
             graph = layer.captured()
             graph.replay()
             if release == "reset":
@@ -135,22 +159,24 @@ def test_a_thousand_captures_leave_no_memory_behind(release):
         gc.collect()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        host = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        return torch.cuda.memory_reserved(), torch.cuda.memory_allocated(), -torch.cuda.mem_get_info()[0], host
+        by_torch = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
+        return *by_torch, taken_on_the_host(), taken_on_the_device_by_this_process(), taken_on_the_device_by_all()
 
     gc.collect()
     gc.freeze()  # else each capture goes through all that the process has ever imported
     try:
-        taken = [rounds(100), rounds(300), rounds(300), rounds(300)]
+        reserved, allocated, host, own, everybody = zip(*(hundred() for _ in range(10)))
     finally:
         gc.unfreeze()
-    reserved, allocated, device, host = zip(*taken)
     assert max(reserved) == reserved[0]
     assert max(allocated) == allocated[0]
-    # Other processes use the GPU too, and Python's heap breathes: a leak shows in every round.
-    for name, used in (("device", device), ("host", host)):
-        growth = [later - earlier for earlier, later in itertools.pairwise(used)]
-        assert min(growth) < 4 * MIB, f"{name}: {growth}"
+    # Python's heap breathes: a leak shows in most rounds.
+    assert statistics.median(growth(host)) < MIB, f"host: {growth(host)}"
+    if None not in own:
+        assert own[-1] - own[0] < 4 * MIB, f"device: {growth(own)}"
+    else:
+        # Other processes use the GPU too: a leak shows in every round. Theirs can hide it, but not for all rounds.
+        assert min(growth(everybody)) < 2 * MIB, f"device, all processes: {growth(everybody)}"
 
 
 @pytest.mark.gpu
@@ -171,6 +197,27 @@ def test_a_graph_replays_rightly_while_others_come_and_go():
             assert torch.equal(captured.replay()[0], direct)
             captured.reset()
     assert not wrong
+
+
+@pytest.mark.gpu
+def test_a_replay_right_after_the_capture_draws_what_a_call_would(monkeypatch):
+    """torch sets the generators' offsets on the device to 0 when a capture begins: here that comes late."""
+    begin, cycles = torch.cuda.CUDAGraph.capture_begin, 4 * 10**8  # some 0.2 s
+    generator, direct = (torch.Generator("cuda").manual_seed(0) for _ in range(2))
+    for each in (generator, direct):
+        torch.rand(4, generator=each, device="cuda")  # so that the offset is not 0
+
+    def begin_late(*args, **kwargs):
+        torch.cuda._sleep(cycles)  # on the capturing stream
+        begin(*args, **kwargs)
+
+    def draw():
+        torch.cuda._sleep(2 * cycles)  # a replay that begins before that 0 is written draws after it
+        return torch.rand(64, generator=generator, device="cuda")
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", begin_late)
+    graph = capture(draw, generators=[generator], device="cuda")
+    assert torch.equal(graph.replay(), torch.rand(64, generator=direct, device="cuda"))
 
 
 @pytest.mark.gpu
@@ -220,14 +267,22 @@ def test_a_capture_while_another_thread_uses_the_gpu():
 
 
 @pytest.mark.gpu
+def test_no_capture_is_on_a_stream_that_others_may_be_given():
+    """What another thread launched there meanwhile would be captured."""
+    graphs = [Layer(seed).captured() for seed in range(3)]
+    handed_out = {torch.cuda.Stream().cuda_stream for _ in range(64)}
+    assert not handed_out & {graph.pool.stream.cuda_stream for graph in graphs}
+
+
+@pytest.mark.gpu
 def test_captures_in_several_threads_take_turns():
     def captures(seed):
         for i in range(10):
             layer, direct = Layer(100 * seed + i), Layer(100 * seed + i)
             graph = layer.captured()
             got, want = graph.replay(), direct()
-            if not torch.equal(got[0], want[0]) or not torch.equal(got[1], want[1]):
-                raise AssertionError(f"thread {seed}, capture {i}")
+            for what, a, b in zip(("product", "draw"), got, want):
+                assert torch.equal(a, b), f"thread {seed}, capture {i}, {what}: {a[:4, 0]}, not {b[:4, 0]}"
             graph.reset()
 
     raised = []
