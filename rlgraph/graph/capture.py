@@ -201,6 +201,8 @@ class Graph:
                     self.outputs = self._fn(*self._inputs)
             except Exception as error:
                 raise self._error(error) from error
+            # torch writes the generators' offsets there as a capture begins; a replay writes its own on another stream.
+            stream.synchronize()
             self.capture_seconds = time.perf_counter() - started
 
     def _warm_up(self, warmup):
