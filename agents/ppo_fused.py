@@ -57,7 +57,7 @@ class FusedUpdates:
         bounded = policy.distribution.log_std.numel() if isinstance(policy.distribution, Gaussian) else 0
         self.adam = FlatAdam(policy.parameters(), learning_rate, config.max_grad_norm, 1e-5, bounded, LOG_STD_RANGE)
         self.shuffle = Shuffle(config.batch_size, config.num_epochs, config.num_minibatches, generator)
-        self.rows = config.batch_size // config.num_minibatches
+        self.rows = self.shuffle.size
         self.block = 512 if build.interpreted() else BLOCK  # an interpreter takes as long for a few rows as for many
         programs = min(build.cdiv(self.rows, self.block), build.processors(device))
         self.partial = torch.zeros(programs, self.adam.columns, device=device)
