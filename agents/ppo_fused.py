@@ -21,6 +21,7 @@ from rlgraph.fused.shuffle import TILE, Shuffle
 from rlgraph.fused.text import INDENT, Text
 from rlgraph.fused.trace import entries
 from rlgraph.rollout import Rollout
+from rlgraph.rollout.fused import networks
 
 # Sums over rows, before the gradients in a row: ppo_loss's metrics. Those of rlgraph.fused.adam follow.
 POLICY_LOSS, VALUE_LOSS, ENTROPY, APPROX_KL, CLIP_FRACTION = range(5)
@@ -57,14 +58,14 @@ class FusedUpdates:
         bounded = policy.distribution.log_std.numel() if isinstance(policy.distribution, Gaussian) else 0
         self.adam = FlatAdam(policy.parameters(), learning_rate, config.max_grad_norm, 1e-5, bounded, LOG_STD_RANGE)
         self.shuffle = Shuffle(config.batch_size, config.num_epochs, config.num_minibatches, generator)
-        self.rows = config.batch_size // config.num_minibatches
+        self.rows = self.shuffle.size
         self.block = 512 if build.interpreted() else BLOCK  # an interpreter takes as long for a few rows as for many
         programs = min(build.cdiv(self.rows, self.block), build.processors(device))
         self.partial = torch.zeros(programs, self.adam.columns, device=device)
         self.totals = torch.zeros(config.num_updates, self.adam.columns, device=device)
         self.stopped = torch.zeros((), device=device)
-        precision = config.precision if device.type == "cuda" else "ieee"  # as everywhere, see rlgraph.precision
-        self._kernel = _kernel(env, *_networks(policy, precision), config.normalize_advantage)
+        actor, critic = networks(env, policy.for_kernels(), config.precision, device)
+        self._kernel = _kernel(env, actor, critic, config.normalize_advantage)
 
     def run(self, rollout: Rollout, advantage_TB: torch.Tensor) -> torch.Tensor:
         """All epochs over one rollout.
@@ -119,15 +120,6 @@ def why_not(policy: ActorCritic) -> str | None:
         if weights > MOST_WEIGHTS:
             return f"the {name} has {weights} weights before its last layer, and a kernel takes up to {MOST_WEIGHTS}"
     return None
-
-
-def _networks(policy: ActorCritic, precision: str) -> tuple[Network, Network]:
-    def network(name, module, relative):
-        sizes = (module.layers[0].weight.shape[1], *(layer.weight.shape[0] for layer in module.layers))
-        return Network(name, sizes, policy.activation, precision, relative)
-
-    discrete = not isinstance(policy.distribution, Gaussian)
-    return network("actor", policy.actor, discrete), network("critic", policy.critic, False)
 
 
 @functools.cache

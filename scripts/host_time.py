@@ -12,7 +12,6 @@ work is done by the host itself, and launching it takes as long.
 import argparse
 import contextlib
 import dataclasses
-import json
 import os
 import statistics
 import sys
@@ -23,8 +22,7 @@ from pathlib import Path
 import torch
 
 import rlgraph
-from rlgraph.bench.provenance import provenance
-from rlgraph.bench.results import without_out
+from rlgraph.bench.results import write_measured
 from rlgraph.checkpoint import BEGINNING
 from rlgraph.loop import Clock, Loop
 from rlgraph.metrics import MetricsLog
@@ -97,11 +95,7 @@ def main():
             print(f"{rows[-1]['mode']:18} {K:3}  {figures}", flush=True)
     if not on_gpu:
         print("Without a GPU a launch takes as long as the iteration itself.")
-    if args.out:
-        settings = {name: value for name, value in vars(args).items() if name not in ("out", "commit")}
-        command = " ".join(["python scripts/host_time.py", *without_out(sys.argv[1:])])
-        written = {"command": command, "settings": settings, "provenance": provenance(args.commit), "rows": rows}
-        Path(args.out).write_text(json.dumps(written, indent=2) + "\n")
+    write_measured(args, "python scripts/host_time.py", sys.argv[1:], {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -8,18 +8,15 @@ The sum over kernels is less than the iteration's own time by the gaps between t
 import argparse
 import collections
 import dataclasses
-import json
 import re
 import sys
-from pathlib import Path
 
 import torch
 
 import rlgraph
 from rlgraph.agents.ppo import PPOConfig
 from rlgraph.agents.ppo_torch import PPO
-from rlgraph.bench.provenance import provenance
-from rlgraph.bench.results import without_out
+from rlgraph.bench.results import write_measured
 from rlgraph.bench.torch_variants import timer
 from rlgraph.precision import PRECISIONS
 
@@ -74,11 +71,7 @@ def main():
     for kernel in result["kernels"]:
         print(f"{kernel['launches']:8.1f}  {kernel['us']:8.1f}  {kernel['name']}")
     print(f"{'':8}  {sum(kernel['us'] for kernel in result['kernels']):8.1f}  all")
-    if args.out:
-        settings = {name: value for name, value in vars(args).items() if name not in ("out", "commit")}
-        command = " ".join(["python scripts/kernel_times.py", *without_out(sys.argv[1:])])
-        written = {"command": command, "settings": settings, "provenance": provenance(args.commit), **result}
-        Path(args.out).write_text(json.dumps(written, indent=2) + "\n")
+    write_measured(args, "python scripts/kernel_times.py", sys.argv[1:], result)
 
 
 if __name__ == "__main__":

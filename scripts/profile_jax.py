@@ -8,11 +8,9 @@ copies from the host. A CPU has none of them.
 
 import argparse
 import dataclasses
-import json
 import os
 import sys
 import time
-from pathlib import Path
 
 # Before JAX starts: the profiler turns command buffers off unless told otherwise.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_enable_command_buffers_during_profiling=true"
@@ -20,8 +18,7 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_enable_comma
 import rlgraph
 from rlgraph.agents import ppo_jax
 from rlgraph.bench.jax_variants import event_names
-from rlgraph.bench.provenance import provenance
-from rlgraph.bench.results import without_out
+from rlgraph.bench.results import write_measured
 from rlgraph.train import default_config
 
 COUNTED = {"graph launches": "GraphLaunch", "kernel launches": "LaunchKernel", "copies from host": "MemcpyH2D"}
@@ -81,11 +78,7 @@ def main():
             counts = "".join(f"{row[name]:18.1f}" for name in COUNTED)
             print(f"{K:3} {word:>6}{row['setup_seconds']:9.1f}{row['iteration_us']:18.1f}{counts}", flush=True)
             rows.append(row)
-    if args.out:
-        settings = {name: value for name, value in vars(args).items() if name not in ("out", "commit")}
-        command = " ".join(["python scripts/profile_jax.py", *without_out(sys.argv[1:])])
-        written = {"command": command, "settings": settings, "provenance": provenance(args.commit), "rows": rows}
-        Path(args.out).write_text(json.dumps(written, indent=2) + "\n")
+    write_measured(args, "python scripts/profile_jax.py", sys.argv[1:], {"rows": rows})
 
 
 if __name__ == "__main__":

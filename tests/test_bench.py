@@ -139,7 +139,7 @@ def test_what_finds_no_memory_beside_the_others_is_timed_alone(tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("names", "columns"),
     [
-        ("torch-eager,gymnasium,torch-graph", "env,policy,train"),
+        ("torch-eager,gymnasium,torch-graph", "policy,train"),
         ("jax-scan-no-graph,jax-jit", "env"),  # training op by op takes minutes here
     ],
 )

@@ -15,13 +15,14 @@ from fused_tools import DEVICES, Sorted, interpreted, make_env, make_policy, rou
 import rlgraph
 from rlgraph.environment import build as build_env
 from rlgraph.errors import UsageError
-from rlgraph.fused import build, library
+from rlgraph.fused import build
 from rlgraph.graph.capture import capture
 from rlgraph.rollout import fused
 from rlgraph.rollout.fused import FusedEvaluation
 from rlgraph.rollout.torch import evaluate
 
 pytest.importorskip("triton", reason="needs the package triton, which is for Linux only")
+from rlgraph.fused import library
 
 pytestmark = [
     pytest.mark.usefixtures("own_kernel_cache", "quick_interpreter"),

@@ -14,7 +14,7 @@ from rlgraph.agents import returns_torch
 from rlgraph.agents.ppo import PPOConfig
 from rlgraph.agents.ppo_torch import PPO
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="needs the package triton, which is for Linux only")
 from rlgraph.fused import returns
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")

@@ -76,7 +76,8 @@ def plot(monkeypatch, *words):
 @pytest.fixture
 def figure():
     """The one that was drawn."""
-    pyplot = pytest.importorskip("matplotlib.pyplot")
+    from matplotlib import pyplot
+
     yield pyplot.gcf
     pyplot.close("all")
 

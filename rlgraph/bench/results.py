@@ -1,14 +1,16 @@
-"""The JSON files of `rlgraph bench` and `rlgraph bench solve`: their layout, in one place, and where they go.
+"""The JSON files of `rlgraph bench`, `rlgraph bench solve` and scripts that measure: their layout, and where they go.
 
 What is written is checked, and so is what is read. docs/benchmarks.md explains every field.
 """
 
+import argparse
 import datetime
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
+from rlgraph.bench.provenance import provenance
 from rlgraph.checkpoint import write_atomically
 from rlgraph.errors import UsageError
 
@@ -117,6 +119,22 @@ def without_out(words: list[str]) -> list[str]:
         elif not word.startswith("--out="):
             kept.append(word)
     return kept
+
+
+def write_measured(args: argparse.Namespace, program: str, words: list[str], measured: dict) -> None:
+    """Write what a script measured, with its command and provenance, to `args.out`; nowhere if that is None.
+
+    Args:
+        args: of its options, `out` and `commit` among them.
+        program, words: how it was called.
+        measured: what it found.
+    """
+    if args.out is None:
+        return
+    settings = {name: value for name, value in vars(args).items() if name not in ("out", "commit")}
+    command = " ".join([program, *without_out(words)])
+    content = {"command": command, "settings": settings, "provenance": provenance(args.commit), **measured}
+    Path(args.out).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def read(path: Path) -> dict:

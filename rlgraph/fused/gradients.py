@@ -72,7 +72,7 @@ class Differentiated:
         return [
             "rows = rows.to(tl.float32)",
             f"rows = tl.where(column[None, :] == {D}, 1.0, (rows - mean[None, :]) * scale[None, :])",
-            # As exact as where the policy acts: the ratio of probabilities begins at 1.
+            # As exact as where the policy acts: the ratio of probabilities begins near 1.
             f'{h} = tl.dot(rows, {self.name}_w0, input_precision="tf32x3")',
             *self.network.forward_rest(results, training=True),
         ]

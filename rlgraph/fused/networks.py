@@ -162,7 +162,7 @@ class Network:
     def _activation(self, training: bool) -> str:
         if self.activation != "tanh" or self.precision == "ieee":
             return self.activation
-        # The hardware's errors have a sign, and add up over a minibatch's rows; those of TF32 products do not.
+        # Gradients are sums over a minibatch's rows, in which an error that has a sign stays: here a closer one.
         return "close_tanh" if training and self.precision == "tf32" else "fast_tanh"
 
     def _slope(self, layer: int) -> str:

@@ -262,6 +262,15 @@ def _sizes(layers: tuple[Layer, ...]) -> tuple[int, ...]:
     return (layers[0].weight.shape[1], *(layer.weight.shape[0] for layer in layers)) if layers else ()
 
 
+def networks(env: Environment, policy: Policy, precision: str, device: torch.device) -> tuple[Network, Network | None]:
+    """The forms that a policy's actor and critic (None without one) have in kernels.
+
+    Raises:
+        UsageError: the policy has no form inside a kernel.
+    """
+    return _networks(env, _form(env, policy), _precision(precision, device))
+
+
 def _networks(env: Environment, form: tuple | None, precision: str) -> tuple[Network | None, Network | None]:
     if form is None:
         return None, None
