@@ -16,6 +16,11 @@ class GraphError(RuntimeError):
     """Something that this CUDA graph, or this driver, torch or CUDA version, does not offer."""
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line; its type where it says nothing."""
+    return str(error).strip().split("\n")[0] or type(error).__name__
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether torch, JAX or numpy ran out of memory, on a device or on the host; each says it in its own way."""
     marks = ("out of memory", "resource_exhausted", "allocate memory", "overflowed")

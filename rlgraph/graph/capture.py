@@ -1,6 +1,7 @@
 """Capture a function's CUDA work once, replay it as one launch."""
 
 import contextlib
+import contextvars
 import functools
 import gc
 import inspect
@@ -19,9 +20,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from rlgraph.errors import CaptureError, GraphError
+from rlgraph.errors import CaptureError, GraphError, UsageError, first_line
 from rlgraph.graph import bindings
 from rlgraph.graph.inspect import GraphInfo, describe, flatten
+from rlgraph.graph.watch import Watched, name_of
 
 # Operations that need the host in the middle of the work, and what to write in their place.
 # The names are ATen's; `masked` stands for indexing by a boolean tensor.
@@ -66,12 +68,27 @@ def compiled(fn: Callable) -> Callable:
     """`torch.compile` for a function that is captured by hand.
 
     Inductor's own CUDA graphs are off, so that neither its graph tree nor a second pool stands inside the capture;
-    shapes are fixed; a graph break is an error rather than a silent slow path.
+    shapes are fixed; a graph break is an error rather than a silent slow path, but where `graph_breaks_allowed`.
     """
     # A notice about Inductor itself, that a user can do nothing about; and one about what `precision` has chosen.
     warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores for float32 matrix multiplication available")
-    return torch.compile(_with_own_code(fn), fullgraph=True, dynamic=False, options={"triton.cudagraphs": False})
+    whole, options = not _BREAKS.get(), {"triton.cudagraphs": False}
+    # What reads numbers on the host is compiled anew for each of them, were it not for `dynamic`.
+    return torch.compile(_with_own_code(fn), fullgraph=whole, dynamic=False if whole else None, options=options)
+
+
+_BREAKS = contextvars.ContextVar("graph breaks", default=False)
+
+
+@contextlib.contextmanager
+def graph_breaks_allowed():
+    """What is `compiled` meanwhile may consist of parts: for a function that is not captured."""
+    token = _BREAKS.set(True)
+    try:
+        yield
+    finally:
+        _BREAKS.reset(token)
 
 
 def _with_own_code(fn: Callable) -> Callable:
@@ -96,6 +113,7 @@ def capture(
     device: torch.device | str | None = None,
     pool: MemoryPool | None = None,
     warmup: int = 2,
+    watch: bool = True,
 ) -> "Graph":
     """Capture `fn(*inputs)` into a CUDA graph.
 
@@ -111,6 +129,8 @@ def capture(
         pool: `other.pool` to share a live graph's memory. A replay of either may then overwrite the outputs of the
             other, and they must not run at the same time; `rlgraph.graph.pool.GraphPool` sees to both.
         warmup: calls before the capture, on the capturing stream: lazy initialisation and compilation happen there.
+        watch: whether replays notice that Python values which `fn` reads have changed, see `rlgraph.graph.watch`. It
+            costs each about 0.04 µs a value.
 
     Returns:
         A `Graph`. On a device without CUDA it runs `fn` directly, and a warning says so once a process.
@@ -120,12 +140,20 @@ def capture(
     before torch 2.12 they must not draw from the default generator either.
 
     Raises:
-        CaptureError: `fn` does something that a graph cannot hold. The process remains usable.
+        CaptureError: `fn` does something that a graph cannot hold, or rebinds what it reads in the next call. The
+            process remains usable, and what was rebound is as before.
+        UsageError: an input is not a tensor.
     """
+    for i, given in enumerate(inputs):
+        if not isinstance(given, torch.Tensor):
+            raise UsageError(
+                f"input {i} of {name_of(fn)} is of type {type(given).__name__}: an input is a tensor; bind what is "
+                "none, and does not change, with functools.partial"
+            )
     if device is None:
         tensors = [t for t in tree_leaves((inputs, state)) if isinstance(t, torch.Tensor)]
         device = tensors[0].device if tensors else torch.get_default_device()
-    graph = Graph(fn, inputs, state, tuple(generators), torch.device(device), pool, warmup)
+    graph = Graph(fn, inputs, state, tuple(generators), torch.device(device), pool, warmup, watch=watch)
     graph.instantiate()
     return graph
 
@@ -143,12 +171,14 @@ class Graph:
     """A captured function. `replay(*inputs)` runs it; build one with `capture`.
 
     What it needs: fixed shapes, no read of a device value on the host, no random numbers from an unregistered
-    generator, and no Python value that should change between replays (it is baked in: keep it in a tensor).
+    generator, and no Python value that should change between replays: it is baked in. Keep it in a tensor, or call
+    `update`; a replay after a change is a GraphError, also where nothing is captured. What that cannot see is said in
+    `rlgraph.graph.watch.Watched`.
 
     What it does not do: it does not copy its outputs. `replay` returns the same tensors every time, overwritten by
-    the next replay; clone what you keep. It does not notice a changed Python attribute of `fn` (see `update`), does not
-    free tensors that `fn` closes over, and does not synchronise. Beside the graph that is launched it keeps the one
-    that was captured, in the host's memory: `info`, updates and other graphs start from it.
+    the next replay; clone what you keep. It does not free tensors that `fn` closes over, and does not synchronise.
+    Beside the graph that is launched it keeps the one that was captured, in the host's memory: `info`, updates and other
+    graphs start from it.
 
     Where there is no CUDA device the same object calls `fn`, with the same static input and output buffers.
 
@@ -162,8 +192,8 @@ class Graph:
         pool: the memory, to be given to another `capture`; None without CUDA and after `reset`.
     """
 
-    def __init__(self, fn, inputs, state, generators, device, pool, warmup, draws=True):
-        self._fn, self._name = fn, getattr(fn, "__name__", repr(fn))
+    def __init__(self, fn, inputs, state, generators, device, pool, warmup, draws=True, watch=True):
+        self._fn, self._name = fn, name_of(fn)
         self.inputs = tuple(t.detach().to(device, copy=True) for t in inputs)
         self._state = [t for t in tree_leaves(state) if isinstance(t, torch.Tensor)]
         self._generators = generators
@@ -175,13 +205,15 @@ class Graph:
         self._may_draw = draws
         self._drawn = []  # by how much a call advances torch's generators
         self._template = None  # after an update: what holds the graph that was captured last
-        if self.captured:
-            with PREPARING:
-                self._capture(pool, warmup)
-        else:
+        self._watches, self._watched = watch, None
+        if not self.captured:
             _say_once_that_nothing_is_captured(device)
-            with self._leaving_no_trace():
-                self._diagnose()
+        with PREPARING, putting_back_python(fn, device) if watch else contextlib.nullcontext():
+            if self.captured:
+                self._capture(pool, warmup)
+            else:
+                with leaving_no_trace((self._state, self.inputs), generators):
+                    self._warm_up_directly()
 
     @property
     def raw(self) -> int:
@@ -200,10 +232,12 @@ class Graph:
         """Run the function on `inputs` (none: on what the static inputs hold) and return its static outputs.
 
         Raises:
-            ValueError: another number of inputs than captured, or another shape or dtype.
+            GraphError: a Python value that the function reads is not what it was at the capture.
+            ValueError: another number of inputs than captured, or another shape, dtype or device.
             RuntimeError: after `reset`.
         """
         self._check_alive()
+        self.check_unchanged()
         if inputs:
             self._fill(inputs)
         self.replays += 1
@@ -213,6 +247,14 @@ class Graph:
         else:
             self._run_directly()
         return self.outputs
+
+    def check_unchanged(self) -> None:
+        """Raises GraphError if a Python value that the function reads is not what it was; `replay` does it."""
+        if self._watched is not None and (change := self._watched.change()) is not None:
+            raise GraphError(
+                f"{change}, but {self._name} was captured with what it was: call graph.update(fn), which captures "
+                "again, or keep it in a tensor and write that in place"
+            )
 
     def info(self) -> GraphInfo:
         """What the graph holds: nodes, kernels by name, edges, critical path, copies, memory, times.
@@ -271,12 +313,13 @@ class Graph:
         """
         self._check_alive()
         state = self._state if state is None else state
-        new = Graph(fn, self.inputs, state, self._generators, self.device, self.pool, warmup)
+        new = Graph(fn, self.inputs, state, self._generators, self.device, self.pool, warmup, watch=self._watches)
         started = time.perf_counter()
         refused = self._replace_by(new) if self.captured else None
         seconds = new.capture_seconds + time.perf_counter() - started
         self._fn, self._name, self.outputs = new._fn, new._name, new.outputs
         self.inputs, self._state, self._drawn = new.inputs, new._state, new._drawn
+        self._watched = new._watched
         self.capture_seconds, self._template = new.capture_seconds, new
         done = "updated in place" if self.captured else f"no CUDA graph on {self.device.type}: nothing to update"
         return Update(refused is None, refused or done, seconds)
@@ -307,7 +350,7 @@ class Graph:
             with RECORDING:
                 torch.cuda.synchronize(self.device)
                 self._graph.reset()
-        self._fn = self.outputs = self.pool = self._template = None
+        self._fn = self.outputs = self.pool = self._template = self._watched = None
         self.inputs, self._state = (), []
 
     def _check_alive(self):
@@ -322,6 +365,11 @@ class Graph:
                 raise ValueError(
                     f"input {i} of {self._name} was captured as {static.dtype}{list(static.shape)}, "
                     f"got {given.dtype}{list(given.shape)}"
+                )
+            if given.device != static.device:
+                raise ValueError(
+                    f"input {i} of {self._name} was captured on {static.device}, got one on {given.device}: move it "
+                    f"there first, by .to({str(static.device)!r})"
                 )
             if given is not static:
                 static.copy_(given.detach(), non_blocking=True)
@@ -343,8 +391,11 @@ class Graph:
             pool.stream.wait_stream(torch.cuda.current_stream())
             # Named around the capture too: torch does not leave the stream of a capture that fails.
             with torch.cuda.stream(pool.stream):
-                with self._leaving_no_trace():
-                    self._warm_up(warmup)
+                try:
+                    with leaving_no_trace((self._state, self.inputs), self._generators):
+                        self._warm_up(warmup)
+                finally:
+                    pool.stream.synchronize()  # if it failed, others go on with what was put back here
                 with RECORDING, _no_garbage_collection():
                     torch.cuda.synchronize()
                     started = time.perf_counter()
@@ -373,10 +424,11 @@ class Graph:
                 self._put_torch_right(pool)
             if failed is None:
                 raise CaptureError(
-                    f"{self._name} cannot be captured: {_first_line(error)}; it must wait for every stream that it "
+                    f"{self._name} cannot be captured: {first_line(error)}; it must wait for every stream that it "
                     "uses, and no other thread may wait for the whole device meanwhile"
                 ) from error
             raise self._error(failed) from failed
+        self._check_that_nothing_was_rebound()
 
     def _new_graph(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph(keep_graph=True)  # what was captured stays readable
@@ -406,11 +458,47 @@ class Graph:
                     before = self._offsets()
                     self._fn(*self.inputs)
                     self._drawn = [after - start for start, after in zip(before, self._offsets())]
+                self._watch(first=i == 0)
+        except CaptureError:
+            raise
         except Exception as error:
             self._diagnose()
             raise self._error(error) from error
         if not self._may_draw:
             self._diagnose()
+
+    def _warm_up_directly(self):
+        self._diagnose()
+        if self._watches:
+            self._watch(first=True)
+            self._fn(*self.inputs)
+            self._watch(first=False)
+
+    def _watch(self, first):
+        """After the first call, note what `fn` reads; after others, look whether they have rebound it.
+
+        Not before the first: what that one makes, to be kept, is no error.
+        """
+        if not self._watches:
+            return
+        if first:
+            self._watched = Watched(self._fn, self.device)
+            self._draws = self._watched.host_draws()
+        elif (source := self._draws.drawn_from()) is not None:
+            self._draws.put_back()
+            raise CaptureError(
+                f"{self._name} cannot be captured: it draws from {source}, and replays would use the same numbers again; "
+                "draw from a torch.Generator on the device that is named in `generators`"
+            )
+        self._check_that_nothing_was_rebound()
+
+    def _check_that_nothing_was_rebound(self):
+        if self._watched is not None and (change := self._watched.change()) is not None:
+            raise CaptureError(
+                f"{self._name} cannot be captured: from one call to the next {change}, and every replay would see the "
+                "first; keep a number in a tensor, write a tensor in place with copy_, and return a result rather than "
+                "keep it in an attribute that is read"
+            )
 
     def _offsets(self) -> list[int]:
         """Where torch's generators stand: the device's own, and those named."""
@@ -419,30 +507,46 @@ class Graph:
 
     def _error(self, error: Exception) -> CaptureError:
         return CaptureError(
-            f"{self._name} cannot be captured: {_first_line(error)} at {_line_of(error)}; constants must be made "
+            f"{self._name} cannot be captured: {first_line(error)} at {_line_of(error)}; constants must be made "
             "before the capture, generators named in `generators`, and no value read on the host"
         )
-
-    @contextlib.contextmanager
-    def _leaving_no_trace(self):
-        tensors = [t.detach() for t in self._state]
-        kept = [t.clone() for t in tensors]
-        kept_inputs = [t.clone() for t in self.inputs]
-        random_states = [g.get_state() for g in self._generators]
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for tensor, value in zip([*tensors, *self.inputs], [*kept, *kept_inputs]):
-                    tensor.copy_(value)
-            for generator, value in zip(self._generators, random_states):
-                generator.set_state(value)
 
     def _diagnose(self):
         """Run `fn` once, watching its operations, and raise for the first that a graph cannot hold."""
         # What is compiled runs uncompiled here: inside compiled code there are no operations to watch.
         with torch.compiler.set_stance("force_eager"), _Watch(self._name, self._may_draw):
             self._fn(*self.inputs)
+
+
+@contextlib.contextmanager
+def leaving_no_trace(state, generators):
+    """Afterwards, every tensor in `state` and every generator is as it was."""
+    tensors = [t.detach() for t in tree_leaves(state) if isinstance(t, torch.Tensor)]
+    kept = [t.clone() for t in tensors]
+    random_states = [g.get_state() for g in generators]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in zip(tensors, kept):
+                tensor.copy_(value)
+        for generator, value in zip(generators, random_states):
+            generator.set_state(value)
+
+
+@contextlib.contextmanager
+def putting_back_python(fn, device, always=False):
+    """After an error, or always, the Python values that `fn` reads are what they were, and the host's generators."""
+    watched = Watched(fn, device)
+    draws = watched.host_draws()
+    done = False
+    try:
+        yield draws
+        done = not always
+    finally:
+        if not done:
+            watched.put_back()
+            draws.put_back()
 
 
 def _tensor_bytes(tree) -> int:
@@ -494,10 +598,6 @@ def _line_of(error: BaseException | None) -> str:
     if not outside:
         return "an unknown line"
     return f"{outside[-1].filename}:{outside[-1].lineno} ({outside[-1].line})"
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 def _stream_of_its_own() -> torch.cuda.Stream:

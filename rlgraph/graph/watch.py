@@ -1,0 +1,455 @@
+"""What a captured function reads from Python: a graph has it baked in, so a change must not pass in silence."""
+
+import argparse
+import collections
+import dis
+import functools
+import operator
+import pickle
+import random
+import sys
+import types
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+DEPTH = 16  # attributes of attributes of ...
+MOST = 2000  # values watched
+# Whose objects are not looked into, beside Python's own. Of torch's, modules and optimisers are.
+LIBRARIES = {"torch", "functorch", "numpy", "triton", "cuda", "jax", "gymnasium", "array_api_compat"}
+SIMPLE = (bool, int, float, complex, str, bytes, type(None), range, slice, torch.device, torch.dtype, np.generic)
+BY_NAME = {"getattr", "hasattr", "vars", "attrgetter", "__dict__"}  # attributes may be read by a string's name
+# Not run by a call of the function.
+NOT_RUN = {"__init__", "__new__", "__init_subclass__", "__repr__", "__str__", "__del__", "__getstate__", "__setstate__"}
+
+
+class Watched:
+    """What `fn` reaches from Python, as it is when this is made: `change` says what has become of it.
+
+    It looks at the arguments of `functools.partial`, the object of a bound method, closures, defaults, globals that the
+    code names, and from there at attributes, lists, tuples and dicts; of `torch.nn.Module` at parameters, buffers,
+    submodules and `training`; of optimisers at `param_groups`. An attribute counts if code that is reached reads one of
+    that name: what is only written there, or only used elsewhere, may change.
+
+    Objects are told apart by identity; numbers, strings and tuples of them by value.
+
+    What it does not do: it does not look into objects of Python, numpy and torch (see LIBRARIES), so neither into a
+    numpy array's elements nor an iterator's place; not beyond DEPTH and MOST; and not at a tensor whose memory is
+    exchanged by `tensor.data = ...`, but for the first parameter of a module, which tells `module.half()`.
+    """
+
+    def __init__(self, fn: Callable, device: torch.device | None = None):
+        reads = set()
+        while True:  # what is read is known only once all code has been found
+            walk = _Walk(frozenset(reads), device)
+            walk.visit(fn, name_of(fn), 0)
+            if walk.reads <= reads:
+                break
+            reads |= walk.reads
+        self._items, self._item_names = walk.items, walk.item_names
+        self._gets, self._get_names = walk.gets, walk.get_names
+        self._numbers, self._number_names = walk.numbers, walk.number_names
+        self._contents, self._puts = walk.contents, walk.puts
+        self._generators = walk.generators
+
+    def __len__(self):
+        return len(self._items) + len(self._gets) + len(self._numbers)
+
+    def change(self) -> str | None:
+        """What is no longer as it was, the first of it: "scale of Policy was 1.0 and is 0.5". None: nothing."""
+        return None if self._identical() else self._first_change()
+
+    def _identical(self) -> bool:
+        """This runs at every replay."""
+        try:
+            for container, key, value in self._items:
+                if container[key] is not value:
+                    return False
+            for get, owner, value in self._gets:
+                if get(owner) is not value:
+                    return False
+            for get, owner, value in self._numbers:
+                if get(owner) != value:
+                    return False
+        except (LookupError, AttributeError, ValueError):  # it is gone
+            return False
+        return True
+
+    def _first_change(self) -> str | None:
+        for entries, names, get in (
+            (self._items, self._item_names, operator.getitem),
+            (self._gets, self._get_names, lambda get, owner: get(owner)),
+            (self._numbers, self._number_names, lambda get, owner: get(owner)),
+        ):
+            for i, (first, second, then) in enumerate(entries):
+                try:
+                    now = get(first, second)
+                except (LookupError, AttributeError, ValueError):
+                    return f"{names[i]} was {_short(then)} and is gone"
+                if not _same(then, now):
+                    return _in_words(names[i], then, now)
+                entries[i] = (first, second, now)  # an equal one: the next look is quick again
+        return None
+
+    def put_back(self) -> None:
+        """Make everything what it was, so that calls in between leave no trace; not what tensors hold."""
+        for container, key, value in self._items:
+            if type(container) is dict and container.get(key, _MISSING) is not value:  # globals, among others
+                container[key] = value
+        for owner, attribute, value in self._puts:
+            if getattr(owner, attribute, _MISSING) is not value:
+                setattr(owner, attribute, value)
+        for container, content in self._contents:
+            if isinstance(container, dict):
+                for key in container.keys() - content.keys():
+                    del container[key]
+                container.update(content)
+            elif isinstance(container, set):
+                container &= content
+                container |= content
+            else:  # a deque has no slices
+                container.clear()
+                container.extend(content)
+
+    def host_draws(self) -> "HostDraws":
+        """The random generators of the host that are reached, as they stand."""
+        return HostDraws(self._generators)
+
+
+class HostDraws:
+    """Where the host's random generators stand: Python's and numpy's own, torch's on a CPU, and those given.
+
+    Another thread that draws from the first ones meanwhile cannot be told from the function.
+    """
+
+    def __init__(self, generators=()):
+        self._sources = [
+            ("Python's random", random.getstate, random.setstate),
+            ("np.random", functools.partial(np.random.get_state, legacy=False), np.random.set_state),
+        ]
+        for name, generator in generators:
+            self._sources.append((name, *_state_of(generator)))
+        self._states = [get() for _, get, _ in self._sources]
+        self._known = [pickle.dumps(state) for state in self._states]
+
+    def drawn_from(self) -> str | None:
+        """The first that is not where it was."""
+        for (name, get, _), known in zip(self._sources, self._known):
+            if pickle.dumps(get()) != known:
+                return name
+        return None
+
+    def put_back(self) -> None:
+        for (_, _, put), state in zip(self._sources, self._states):
+            put(state)
+
+
+def _state_of(generator):
+    if isinstance(generator, random.Random):
+        return generator.getstate, generator.setstate
+    if isinstance(generator, torch.Generator):
+        return generator.get_state, generator.set_state
+    bits = generator.bit_generator if isinstance(generator, np.random.Generator) else generator._bit_generator
+    return lambda: bits.state, lambda state: setattr(bits, "state", state)
+
+
+class _Walk:
+    """One pass, with the attributes of these names."""
+
+    def __init__(self, names, device):
+        self._names, self._on_gpu = names, device is not None and device.type == "cuda"
+        self.reads = set()
+        self.items, self.item_names = [], []  # container[key] is value
+        self.gets, self.get_names = [], []  # get(owner) is value
+        self.numbers, self.number_names = [], []  # get(owner) == value
+        self.contents = []  # lists, sets and dicts, with what is in them
+        self.puts = []  # owner.attribute was value
+        self.generators = []
+        if self._on_gpu:
+            self.generators.append(("torch's generator on the CPU", torch.default_generator))
+        self._seen, self._submodules = {}, set()
+
+    def visit(self, value, name, depth):
+        if id(value) in self._seen or isinstance(value, SIMPLE) or depth > DEPTH or len(self.items) > MOST:
+            return
+        self._seen[id(value)] = value  # kept: an id may be used again
+        for kinds, look in (
+            (torch.Tensor, self._tensor),
+            (functools.partial, self._partial),
+            (types.MethodType, self._method),
+            (types.FunctionType, self._function),
+            (dict, self._dict),
+            ((list, collections.deque), self._list),
+            (tuple, self._tuple),
+            ((set, frozenset), self._set),
+            ((random.Random, np.random.Generator, np.random.RandomState, torch.Generator), self._generator),
+            (torch.nn.Module, self._module),
+            (torch.optim.Optimizer, self._optimizer),
+            (type, self._class),
+            (types.ModuleType, self._python_module),
+        ):
+            if isinstance(value, kinds):
+                look(value, name, depth + 1)
+                return
+        self._object(value, name, depth + 1)
+
+    # ---- functions
+
+    def _partial(self, partial, name, depth):
+        self.visit(partial.func, name, depth)
+        self.visit(partial.args, f"arguments of {name}", depth)
+        self.visit(partial.keywords, f"arguments of {name}", depth)
+
+    def _method(self, method, name, depth):
+        self.visit(method.__func__, name, depth)
+        self.visit(method.__self__, name_of(method.__self__), depth)
+
+    def _function(self, fn, name, depth):
+        if _is_library(fn.__globals__.get("__name__", "")):
+            self._wrapped(fn, name, depth)
+            return
+        reads = _reads(fn.__code__)
+        self.reads |= reads.attributes
+        for variable, cell in zip(fn.__code__.co_freevars, fn.__closure__ or ()):
+            if variable in reads.closure and cell != types.CellType():
+                self._get(cell, "cell_contents", f"variable {variable} of {fn.__name__}", depth, variable)
+        for default in fn.__defaults__ or ():
+            self.visit(default, f"a default of {fn.__name__}", depth)
+        self.visit(fn.__kwdefaults__, f"a default of {fn.__name__}", depth)
+        self._attributes(fn, fn.__dict__, name, depth)
+        self._wrapped(fn, name, depth)
+        for variable in sorted(reads.globals & fn.__globals__.keys()):
+            value = fn.__globals__[variable]
+            if isinstance(value, (type, types.ModuleType)):  # nobody rebinds those
+                self.visit(value, variable, depth)
+            else:
+                self._item(fn.__globals__, variable, f"global {variable}", depth, variable)
+
+    def _wrapped(self, fn, name, depth):
+        """A library's decorator around a function of the user's, like torch.no_grad or torch.compile."""
+        inner = getattr(fn, "_torchdynamo_orig_callable", getattr(fn, "__wrapped__", None))
+        if inner is not None:
+            self.visit(inner, name, depth)
+
+    # ---- values
+
+    def _item(self, container, key, name, depth, inner=None):
+        value = container[key]
+        self.items.append((container, key, value))
+        self.item_names.append(name)
+        self.visit(value, inner or name, depth)
+
+    def _get(self, owner, attribute, name, depth, inner=None):
+        value = getattr(owner, attribute)
+        self.gets.append((operator.attrgetter(attribute), owner, value))
+        self.get_names.append(name)
+        self.puts.append((owner, attribute, value))
+        self.visit(value, inner or name, depth)
+
+    def _number(self, get, owner, name):
+        self.numbers.append((get, owner, get(owner)))
+        self.number_names.append(name)
+
+    def _tensor(self, tensor, name, depth):
+        if self._on_gpu and tensor.device.type == "cpu":  # one number on the CPU becomes a kernel's argument
+            self._number(operator.attrgetter("_version"), tensor, f"the number of writes to {name}, a CPU tensor,")
+
+    def _dict(self, content, name, depth):
+        self.contents.append((content, dict(content)))
+        self._number(len, content, f"the length of {name}")
+        for key in list(content):
+            self._item(content, key, f"{name}[{_short(key)}]", depth)
+
+    def _list(self, content, name, depth):
+        self.contents.append((content, list(content)))
+        self._number(len, content, f"the length of {name}")
+        for i in range(min(len(content), MOST)):
+            self._item(content, i, f"{name}[{i}]", depth)
+
+    def _tuple(self, content, name, depth):
+        for i, value in enumerate(content[:MOST]):
+            self.visit(value, f"{name}[{i}]", depth)
+        self._class(type(content), name, depth)
+
+    def _set(self, content, name, depth):
+        if isinstance(content, set):
+            self.contents.append((content, set(content)))
+        self._number(len, content, f"the length of {name}")
+
+    def _generator(self, generator, name, depth):
+        if not isinstance(generator, torch.Generator) or (self._on_gpu and generator.device.type == "cpu"):
+            self.generators.append((name, generator))
+
+    # ---- objects
+
+    def _module(self, module, name, depth):
+        for klass in type(module).__mro__:
+            if klass is not torch.nn.Module and _is_library(klass.__module__):
+                self._library_methods(klass)
+        parameter = next(module.parameters(), None)
+        if id(module) not in self._submodules and parameter is not None and parameter.layout is torch.strided:
+            self._number(torch.Tensor.data_ptr, parameter, f"the address of {name}'s first parameter")
+        self._submodules.update(map(id, module.modules()))
+        for kind in ("_parameters", "_buffers", "_modules"):
+            content = module.__dict__[kind]
+            self.contents.append((content, dict(content)))
+            for key in list(content):
+                self._item(content, key, f"{name}.{key}", depth)
+        self._item(module.__dict__, "training", f"{name}.training", depth)
+        self._object(module, name, depth)
+
+    def _library_methods(self, klass):
+        """What torch's own modules read of themselves, like the p of a Dropout."""
+        for name, member in vars(klass).items():
+            if isinstance(member, types.FunctionType) and (name == "forward" or name in self._names):
+                self.reads |= _reads(member.__code__).attributes
+
+    def _optimizer(self, optimizer, name, depth):
+        self.contents.append((optimizer.state, dict(optimizer.state)))
+        for i, group in enumerate(optimizer.param_groups):
+            self.contents.append((group, dict(group)))
+            for key in [key for key in group if key != "params"]:
+                self._item(group, key, f"{name}.param_groups[{i}][{key!r}]", depth)
+
+    def _object(self, value, name, depth):
+        plain = isinstance(value, (torch.nn.Module, types.SimpleNamespace, argparse.Namespace))
+        if _is_library(type(value).__module__) and not plain:
+            self._wrapped(value, name, depth)
+            return
+        attributes = getattr(value, "__dict__", None)
+        if attributes is not None:
+            self._attributes(value, attributes, name, depth)
+        self._class(type(value), name, depth, value)
+
+    def _attributes(self, owner, attributes, name, depth):
+        if not attributes:
+            return
+        frozen = getattr(getattr(type(owner), "__dataclass_params__", None), "frozen", False)
+        self.contents.append((attributes, dict(attributes)))
+        for key in [key for key in attributes if key in self._names and key != "training"]:
+            if frozen:
+                self.visit(attributes[key], f"{name}.{key}", depth)
+            else:
+                self._item(attributes, key, f"{name}.{key}", depth)
+
+    def _class(self, klass, name, depth, instance=None):
+        """What instances find in their class: methods, if their names are read, and values."""
+        for base in klass.__mro__:
+            if _is_library(base.__module__):
+                continue
+            for key, member in list(vars(base).items()):
+                code = _code_of(member)
+                if code is not None:
+                    if key in self._names or key == "forward" or (_dunder(key) and key not in NOT_RUN):
+                        self.visit(code, f"{name}.{key}", depth)
+                elif key in self._names and not _dunder(key):
+                    self._class_value(base, key, member, f"{name}.{key}", depth, instance)
+
+    def _class_value(self, klass, key, member, name, depth, instance):
+        if isinstance(member, types.MemberDescriptorType):  # of __slots__
+            if instance is not None and hasattr(instance, key):
+                self._get(instance, key, name, depth)
+            return
+        attributes = getattr(instance, "__dict__", None)
+        if attributes is not None and key in attributes:
+            return
+        self._item(vars(klass), key, name, depth)
+        self.puts.append((klass, key, member))
+        if attributes is not None:
+            self._number(functools.partial(operator.contains, attributes), key, f"whether there is a {name} of its own")
+
+    def _python_module(self, module, name, depth):
+        if _is_library(module.__name__):
+            return
+        for key, value in list(vars(module).items()):
+            if key not in self._names or _dunder(key):
+                continue
+            if isinstance(value, (type, types.ModuleType)):
+                self.visit(value, key, depth)
+            else:
+                self._item(vars(module), key, f"{name}.{key}", depth)
+
+
+_MISSING = object()
+
+
+def name_of(value) -> str:
+    if isinstance(value, functools.partial):
+        return name_of(value.func)
+    return getattr(value, "__name__", type(value).__name__)
+
+
+def _dunder(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def _code_of(member):
+    """The function that a class's member runs; None: it is a value."""
+    if isinstance(member, (staticmethod, classmethod)):
+        member = member.__func__
+    if isinstance(member, property):
+        member = member.fget
+    if isinstance(member, functools.cached_property):
+        member = member.func
+    return member if isinstance(member, types.FunctionType) or hasattr(member, "__wrapped__") else None
+
+
+def _is_library(module: str | None) -> bool:
+    """Whether a module's objects are not the user's. Of rlgraph, that is what handles graphs."""
+    root = (module or "").split(".")[0]
+    return root in sys.stdlib_module_names or root in LIBRARIES or (module or "").startswith("rlgraph.graph.")
+
+
+class _Reads(NamedTuple):
+    """Names that code reads, with the functions inside it; not those that it only writes."""
+
+    attributes: frozenset[str]
+    globals: frozenset[str]
+    closure: frozenset[str]
+
+
+@functools.lru_cache(maxsize=4096)
+def _reads(code: types.CodeType) -> _Reads:
+    attributes, variables, closure = set(), set(), set()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
+            attributes.add(instruction.argval)
+        elif instruction.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")):
+            variables.add(instruction.argval)
+        elif instruction.opname.startswith(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")):
+            closure.add(instruction.argval)
+    if BY_NAME & (attributes | variables):
+        attributes |= {const for const in code.co_consts if isinstance(const, str) and const.isidentifier()}
+    for inner in (_reads(const) for const in code.co_consts if isinstance(const, types.CodeType)):
+        attributes |= inner.attributes
+        variables |= inner.globals
+        closure |= inner.closure
+    return _Reads(frozenset(attributes), frozenset(variables), frozenset(closure))
+
+
+def _same(then, now) -> bool:
+    if then is now:
+        return True
+    if type(then) is not type(now):
+        return False
+    if isinstance(then, SIMPLE):
+        return bool(then == now)
+    if isinstance(then, tuple):
+        return len(then) == len(now) and all(map(_same, then, now))
+    return isinstance(then, types.MethodType) and then == now
+
+
+def _in_words(name, then, now) -> str:
+    if isinstance(then, SIMPLE) or isinstance(now, SIMPLE) or type(then) is not type(now):
+        return f"{name} was {_short(then)} and is {_short(now)}"
+    kind = "tensor" if isinstance(now, torch.Tensor) else type(now).__name__
+    return f"{name} is another {kind} than it was"
+
+
+def _short(value) -> str:
+    if isinstance(value, torch.Tensor):
+        return "a tensor"
+    text = repr(value) if isinstance(value, (*SIMPLE, tuple)) else f"a {type(value).__name__}"
+    return text if len(text) <= 40 else text[:37] + "..."
