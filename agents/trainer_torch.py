@@ -1,5 +1,7 @@
 """What the agents in torch share: how an iteration runs, what a checkpoint of a run holds, how a policy is played."""
 
+import contextlib
+import functools
 from collections.abc import Callable
 from types import ModuleType
 
@@ -12,10 +14,11 @@ from rlgraph.config import TrainConfig
 from rlgraph.devices import torch_device, torch_single_thread
 from rlgraph.environment import Environment
 from rlgraph.errors import UsageError
-from rlgraph.graph.capture import capture, compiled
+from rlgraph.graph.auto import check_that_it_runs, first_that_works
+from rlgraph.graph.capture import Graph, capture, compiled, graph_breaks_allowed
 from rlgraph.graph.pool import GraphPool
 from rlgraph.graph.readback import Readback, Readbacks
-from rlgraph.modes import MODES, compiles, resolve
+from rlgraph.modes import MODES, compiles, in_turn, resolve
 from rlgraph.precision import torch_matmul_precision
 from rlgraph.rollout.fused import FusedEvaluation
 from rlgraph.rollout.torch import evaluate
@@ -34,25 +37,40 @@ class Trainer:
         env: built by rlgraph.make.
 
     `iterate()` makes one launch and returns at once on a GPU: read its metrics after the next launch.
+
+    Attributes:
+        mode: the mode that runs.
+        graph: of an iteration; None where the mode has none.
+        stopped: with mode "auto" on a GPU, where an iteration cannot be captured: what stopped it, and what would help.
     """
 
     def __init__(self, config: TrainConfig, env: Environment):
         self.config, self.env = config, env
         self.device = torch_device(config.device)
         on_gpu = self.device.type == "cuda"
-        self.mode = self._resolve(on_gpu)
-        self._compiles = compiles(self.mode, on_gpu)
-        fused = MODES["torch"][self.mode].fused
-        self._create("fused" if fused else "compile" if self._compiles else "eager")
+        modes = in_turn(config.mode, self._resolve(on_gpu), on_gpu)
+        attempts = {mode: functools.partial(self._prepare, mode, fallback=mode != modes[0]) for mode in modes}
+        self.mode, self.graph, self.stopped = first_that_works(attempts)
+        self._run = self._iterations if self.graph is None else self.graph.replay
         self._readbacks = Readbacks()
-        self.graph, self._run = None, self._iterations
-        if MODES["torch"][self.mode].graph:
-            with torch_matmul_precision(config.precision):
-                self.graph = capture(
-                    self._iterations, state=self._state(), generators=[self.generator], device=self.device
-                )
-            self._run = self.graph.replay
         self._replays = self.graph is not None and self.graph.captured
+
+    def _prepare(self, mode: str, fallback: bool) -> Graph | None:
+        """Allocate everything anew, so that no earlier attempt leaves a trace, and capture where the mode does."""
+        self.mode = mode
+        self._compiles = compiles(mode, self.device.type == "cuda")
+        fused = MODES["torch"][mode].fused
+        with graph_breaks_allowed() if fallback else contextlib.nullcontext():
+            self._create("fused" if fused else "compile" if self._compiles else "eager")
+        tensors = {"state": self._state(), "generators": [self.generator]}
+        with torch_matmul_precision(self.config.precision):
+            if MODES["torch"][mode].graph:
+                # Not watched: that is some 8 µs a replay for its 200 values, and they are rlgraph's own, which nothing
+                # changes between iterations.
+                return capture(self._iterations, **tensors, device=self.device, watch=False)
+            if fallback and self._compiles:
+                check_that_it_runs(self._iterations, **tensors)
+        return None
 
     def iterate(self) -> Readback:
         """One launch: K = config.iterations_per_launch iterations, each T * B steps and their updates.
@@ -69,9 +87,10 @@ class Trainer:
         return torch.stack([self._iteration() for _ in range(self.config.iterations_per_launch)])
 
     def execution(self) -> str:
-        """In words, how iterations run."""
+        """In words, in one line, how iterations run, and what keeps them from being a CUDA graph on a GPU."""
         if self.graph is None:
-            return "compiled, launched step by step" if self.mode == "compile" else "operation by operation"
+            how = "compiled, launched step by step" if self.mode == "compile" else "operation by operation"
+            return how if self.stopped is None else f"{how}, as {self.stopped}"
         fused = f"{self._in_kernels()}, " if MODES["torch"][self.mode].fused else ""
         if not self.graph.captured:
             return f"{fused}no CUDA graph on {self.device.type}: operation by operation"
@@ -177,7 +196,8 @@ class Trainer:
         generator = torch.Generator(self.device).manual_seed(seed)
         if self.graph is not None and self.graph.captured and self.why_not_fused(config, env) is None:
             fused = FusedEvaluation(env, self.policy.for_kernels(), num_episodes, generator, config.precision)
-            graph = capture(fused.play, state=fused.state(), generators=[generator], device=self.device)
+            tensors = {"state": fused.state(), "generators": [generator]}
+            graph = capture(fused.play, **tensors, device=self.device, watch=False)  # all that it reads is rlgraph's
             return lambda: graph.replay().numpy(force=True), "one kernel, replayed as a CUDA graph"
 
         def play() -> np.ndarray:

@@ -47,6 +47,16 @@ def resolve(backend: str, mode: str, on_gpu: bool) -> str:
     return mode
 
 
+def in_turn(asked: str, mode: str, on_gpu: bool) -> tuple[str, ...]:
+    """Torch modes to try: the one that `resolve` gave for the one asked for, and what "auto" falls back to on a GPU.
+
+    There an environment or a policy that needs the host in the middle cannot be captured.
+    """
+    if asked != "auto" or not on_gpu:
+        return (mode,)
+    return (mode, *(["graph"] if MODES["torch"][mode].fused else []), "compile", "eager")
+
+
 def compiles(mode: str, on_gpu: bool) -> bool:
     """Whether a torch mode goes through torch.compile: a graph mode without a GPU runs the plain function."""
     chosen = MODES["torch"][mode]

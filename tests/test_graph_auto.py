@@ -123,7 +123,7 @@ def test_what_was_tried_leaves_no_trace(ladder):
     assert [run(x).tolist() for _ in range(3)] == [[1, 1], [4, 4], [9, 9]]
 
     def drawing(x):
-        return x * random.random() + np.random.rand()
+        return x * random.random() + np.random.rand()  # noqa: NPY002
 
     for seed in (random.seed, np.random.seed):
         seed(0)
@@ -139,7 +139,7 @@ def test_host_draws_are_not_compiled(ladder):
     """torch.compile would take them from torch's generator: other numbers than those of a seed."""
     ladder("cpu")
     with pytest.warns(UserWarning, match="draws others than those of np.random"):
-        assert auto(lambda x: x * np.random.rand(), torch.ones(2)).mode == "eager"
+        assert auto(lambda x: x * np.random.rand(), torch.ones(2)).mode == "eager"  # noqa: NPY002
 
 
 @pytest.mark.parametrize("device", DEVICES)

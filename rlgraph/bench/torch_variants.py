@@ -46,7 +46,8 @@ def _rollout(work: Workload, mode: str) -> Prepared:
         if MODES["torch"][mode].fused:
             described = policy.for_kernels() if work.column == "policy" else None
             collector = FusedCollector(env, described, *sizes, work.precision)
-            graph = capture(collector.collect, state=collector.state(), generators=[generator])
+            tensors = {"state": collector.state(), "generators": [generator]}
+            graph = capture(collector.collect, **tensors, watch=False)  # all that it reads is rlgraph's own
             collect = graph.replay
         else:
             act, value = (policy.act, policy.value) if work.column == "policy" else random_policy(env)

@@ -76,8 +76,8 @@ class Auto:
     as many direct calls, where they come from `generators`.
 
     **Inputs of another shape or dtype** than those of the first capture get a graph of their own. **A Python value that
-    `fn` reads and that has changed,** as far as `rlgraph.graph.watch.Watched` sees it, means a new capture. After `most`
-    captures in all, whatever fits none of the graphs runs operation by operation, and a warning says so once.
+    `fn` reads and that has changed,** as far as `rlgraph.graph.watch.Watched` sees it, means a new capture. After
+    `most` captures in all, whatever fits none of the graphs runs operation by operation, and a warning says so once.
 
     What it needs: tensors on one device, and `state` and `generators` that are complete: a first call runs `fn` a few
     times, to try it, and puts those back. On a CPU nothing is tried, and `fn` is called.
@@ -124,8 +124,8 @@ class Auto:
         for i, given in enumerate(inputs):
             if given.device != self.device:
                 raise UsageError(
-                    f"input {i} of {self._name} is on {given.device}, but it runs on {self.device}: move it there first, "
-                    f"by .to({str(self.device)!r})"
+                    f"input {i} of {self._name} is on {given.device}, but it runs on {self.device}: move it there "
+                    f"first, by .to({str(self.device)!r})"
                 )
         if self.mode == "graph":
             return self._by_graph(inputs)
@@ -140,8 +140,8 @@ class Auto:
         if self._graphs.get(key) is not None:
             try:
                 return _owned(self._graphs[key].replay(*inputs))
-            except GraphError as error:  # nothing has been launched
-                change = first_line(error)
+            except GraphError:  # nothing has been launched
+                change = self._graphs[key].change()
                 self._graphs.pop(key).reset()
         if key not in self._graphs:
             self._capture_another(inputs, key, change)
@@ -153,7 +153,7 @@ class Auto:
             self._say_once(
                 "most",
                 f"{self._name} was captured {self._most} times, the most allowed, and now {change}: what fits none of "
-                "its graphs runs operation by operation; pad the inputs to a few shapes, or keep in tensors what changes",
+                "its graphs runs operation by operation; pad inputs to a few shapes, or keep in tensors what changes",
             )
             return
         try:

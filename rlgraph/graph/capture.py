@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from rlgraph.errors import CaptureError, GraphError, UsageError, first_line
 from rlgraph.graph import bindings
 from rlgraph.graph.inspect import GraphInfo, describe, flatten
-from rlgraph.graph.watch import Watched, name_of
+from rlgraph.graph.watch import Watched, code_that_runs, name_of
 
 # Operations that need the host in the middle of the work, and what to write in their place.
 # The names are ATen's; `masked` stands for indexing by a boolean tensor.
@@ -177,8 +177,8 @@ class Graph:
 
     What it does not do: it does not copy its outputs. `replay` returns the same tensors every time, overwritten by
     the next replay; clone what you keep. It does not free tensors that `fn` closes over, and does not synchronise.
-    Beside the graph that is launched it keeps the one that was captured, in the host's memory: `info`, updates and other
-    graphs start from it.
+    Beside the graph that is launched it keeps the one that was captured, in the host's memory: `info`, updates and
+    other graphs start from it.
 
     Where there is no CUDA device the same object calls `fn`, with the same static input and output buffers.
 
@@ -248,9 +248,13 @@ class Graph:
             self._run_directly()
         return self.outputs
 
+    def change(self) -> str | None:
+        """What has changed of the Python values that the function reads, in words; None: nothing, or not watched."""
+        return None if self._watched is None else self._watched.change()
+
     def check_unchanged(self) -> None:
-        """Raises GraphError if a Python value that the function reads is not what it was; `replay` does it."""
-        if self._watched is not None and (change := self._watched.change()) is not None:
+        """Raises GraphError if a Python value that the function reads has changed; `replay` does it."""
+        if (change := self.change()) is not None:
             raise GraphError(
                 f"{change}, but {self._name} was captured with what it was: call graph.update(fn), which captures "
                 "again, or keep it in a tensor and write that in place"
@@ -428,7 +432,8 @@ class Graph:
                     "uses, and no other thread may wait for the whole device meanwhile"
                 ) from error
             raise self._error(failed) from failed
-        self._check_that_nothing_was_rebound()
+        if (change := self.change()) is not None:
+            raise self._rebound(change)
 
     def _new_graph(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph(keep_graph=True)  # what was captured stays readable
@@ -458,7 +463,11 @@ class Graph:
                     before = self._offsets()
                     self._fn(*self.inputs)
                     self._drawn = [after - start for start, after in zip(before, self._offsets())]
-                self._watch(first=i == 0)
+                if self._watches and i == 0:
+                    self._uncompiled()
+                    self._note_what_is_read()
+                elif self._watches:
+                    self._check_what_is_read()
         except CaptureError:
             raise
         except Exception as error:
@@ -470,35 +479,37 @@ class Graph:
     def _warm_up_directly(self):
         self._diagnose()
         if self._watches:
-            self._watch(first=True)
+            self._note_what_is_read()
             self._fn(*self.inputs)
-            self._watch(first=False)
+            self._check_what_is_read()
 
-    def _watch(self, first):
-        """After the first call, note what `fn` reads; after others, look whether they have rebound it.
+    def _note_what_is_read(self):
+        """After a first call: what that one makes, to be kept, is no error."""
+        self._watched = Watched(self._fn, self.device, self._ran)
+        self._draws = self._watched.host_draws()
 
-        Not before the first: what that one makes, to be kept, is no error.
-        """
-        if not self._watches:
-            return
-        if first:
-            self._watched = Watched(self._fn, self.device)
-            self._draws = self._watched.host_draws()
-        elif (source := self._draws.drawn_from()) is not None:
-            self._draws.put_back()
+    def _check_what_is_read(self):
+        if (source := self._draws.drawn_from()) is not None:
             raise CaptureError(
-                f"{self._name} cannot be captured: it draws from {source}, and replays would use the same numbers again; "
+                f"{self._name} cannot be captured: it draws from {source}, and every replay would use the same; "
                 "draw from a torch.Generator on the device that is named in `generators`"
             )
-        self._check_that_nothing_was_rebound()
+        change = self.change()
+        if change is not None and not self._watched.forgives(self._uncompiled):
+            raise self._rebound(change)
 
-    def _check_that_nothing_was_rebound(self):
-        if self._watched is not None and (change := self._watched.change()) is not None:
-            raise CaptureError(
-                f"{self._name} cannot be captured: from one call to the next {change}, and every replay would see the "
-                "first; keep a number in a tensor, write a tensor in place with copy_, and return a result rather than "
-                "keep it in an attribute that is read"
-            )
+    def _uncompiled(self):
+        """Call `fn` with what is compiled run uncompiled, and note which code runs. Returns its outputs."""
+        ran = code_that_runs() if self._watches else contextlib.nullcontext()
+        with torch.compiler.set_stance("force_eager"), ran as self._ran:
+            return self._fn(*self.inputs)
+
+    def _rebound(self, change):
+        return CaptureError(
+            f"{self._name} cannot be captured: from one call to the next {change}, and every replay would see the "
+            "first; keep a number in a tensor, and write a tensor in place with copy_; a result is for returning, or "
+            "for an attribute that is written before it is read"
+        )
 
     def _offsets(self) -> list[int]:
         """Where torch's generators stand: the device's own, and those named."""
@@ -512,10 +523,12 @@ class Graph:
         )
 
     def _diagnose(self):
-        """Run `fn` once, watching its operations, and raise for the first that a graph cannot hold."""
-        # What is compiled runs uncompiled here: inside compiled code there are no operations to watch.
-        with torch.compiler.set_stance("force_eager"), _Watch(self._name, self._may_draw):
-            self._fn(*self.inputs)
+        """Run `fn` once, watching its operations, and raise for the first that a graph cannot hold.
+
+        Inside compiled code there would be no operations to watch.
+        """
+        with _Watch(self._name, self._may_draw):
+            self._uncompiled()
 
 
 @contextlib.contextmanager

@@ -84,12 +84,18 @@ class Conditional:
 
     def replay(self) -> None:
         """Run it: one launch, which is not waited for."""
+        self.check_unchanged()
         self.replays += 1
         if not self.captured:
             self._run_on_host()
             return
         with RECORDING, torch.cuda.device(self.device):
             self._graph.launch()
+
+    def check_unchanged(self) -> None:
+        """Raises GraphError if a Python value that a function reads has changed; `replay` does it."""
+        for part in self._parts:
+            part.check_unchanged()
 
     def iterations(self) -> int:
         """How often the body ran in the last replay. Waits for it."""

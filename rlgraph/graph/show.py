@@ -103,6 +103,8 @@ def _info(agent: str, options) -> GraphInfo:
     config = base(**{name: getattr(options, name) for name in base.__dataclass_fields__})
     trainer = trainer_class(agent, "torch")(config, make(config.env))
     graph, K = trainer.graph, config.iterations_per_launch
+    if graph is None:  # mode auto has fallen back
+        raise UsageError(f"{agent} on {trainer.env.id} is no CUDA graph: it runs {trainer.execution()}")
     part = "an iteration" if K == 1 else f"{K} iterations"
     if options.rollout:
         part = "a rollout"

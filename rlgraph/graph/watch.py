@@ -2,8 +2,10 @@
 
 import argparse
 import collections
+import contextlib
 import dis
 import functools
+import inspect
 import operator
 import pickle
 import random
@@ -14,15 +16,16 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 DEPTH = 16  # attributes of attributes of ...
 MOST = 2000  # values watched
 # Whose objects are not looked into, beside Python's own. Of torch's, modules and optimisers are.
 LIBRARIES = {"torch", "functorch", "numpy", "triton", "cuda", "jax", "gymnasium", "array_api_compat"}
 SIMPLE = (bool, int, float, complex, str, bytes, type(None), range, slice, torch.device, torch.dtype, np.generic)
+BASE = torch.nn.Module.__module__
+MODULE_PARTS = ("training", "_parameters", "_buffers", "_modules")
 BY_NAME = {"getattr", "hasattr", "vars", "attrgetter", "__dict__"}  # attributes may be read by a string's name
-# Not run by a call of the function.
-NOT_RUN = {"__init__", "__new__", "__init_subclass__", "__repr__", "__str__", "__del__", "__getstate__", "__setstate__"}
 
 
 class Watched:
@@ -30,24 +33,28 @@ class Watched:
 
     It looks at the arguments of `functools.partial`, the object of a bound method, closures, defaults, globals that the
     code names, and from there at attributes, lists, tuples and dicts; of `torch.nn.Module` at parameters, buffers,
-    submodules and `training`; of optimisers at `param_groups`. An attribute counts if code that is reached reads one of
+    submodules and `training`; of optimisers at `param_groups`. An attribute counts if code that has run reads one of
     that name: what is only written there, or only used elsewhere, may change.
 
     Objects are told apart by identity; numbers, strings and tuples of them by value.
 
     What it does not do: it does not look into objects of Python, numpy and torch (see LIBRARIES), so neither into a
-    numpy array's elements nor an iterator's place; not beyond DEPTH and MOST; and not at a tensor whose memory is
-    exchanged by `tensor.data = ...`, but for the first parameter of a module, which tells `module.half()`.
+    numpy array's elements nor an iterator's place; not beyond DEPTH and MOST; not at what only code in other threads
+    reads, such as the backward of an autograd.Function on a GPU; and not at a tensor whose memory is exchanged by
+    `tensor.data = ...`, but for the first parameter of a module, which tells `module.half()`.
+
+    Args:
+        fn: the function.
+        device: where it runs; on a GPU tensors on the CPU are watched too, as one number of them is baked in.
+        ran: the code that a call of `fn` runs, see `code_that_runs`; None: all attributes count.
     """
 
-    def __init__(self, fn: Callable, device: torch.device | None = None):
-        reads = set()
-        while True:  # what is read is known only once all code has been found
-            walk = _Walk(frozenset(reads), device)
+    def __init__(self, fn: Callable, device: torch.device | None = None, ran: set[types.CodeType] | None = None):
+        walk = _Walk(device, ran)
+        walk.visit(fn, name_of(fn), 0)
+        if ran is not None and (unknown := ran - walk.matched):  # methods of objects that are not reached as such
+            walk = _Walk(device, ran, unknown)
             walk.visit(fn, name_of(fn), 0)
-            if walk.reads <= reads:
-                break
-            reads |= walk.reads
         self._items, self._item_names = walk.items, walk.item_names
         self._gets, self._get_names = walk.gets, walk.get_names
         self._numbers, self._number_names = walk.numbers, walk.number_names
@@ -93,6 +100,26 @@ class Watched:
                 entries[i] = (first, second, now)  # an equal one: the next look is quick again
         return None
 
+    def forgives(self, call: Callable) -> bool:
+        """Whether what has changed are only results: attributes that every call writes before it reads them.
+
+        To find out, `call` runs with something in their place that cannot be used. They are not watched any more.
+        """
+        changed = [i for i, (container, key, value) in enumerate(self._items) if _is_replaced(container, key, value)]
+        for i in changed:
+            container, key, _ = self._items[i]
+            container[key] = _UNUSABLE
+        try:
+            outputs = tree_leaves(call())
+        except Exception:
+            return False
+        held = [container[key] for container, key, _ in self._items]
+        if any(value is _UNUSABLE for value in (*outputs, *held)):
+            return False
+        for i in reversed(changed):
+            del self._items[i], self._item_names[i]
+        return self.change() is None
+
     def put_back(self) -> None:
         """Make everything what it was, so that calls in between leave no trace; not what tensors hold."""
         for container, key, value in self._items:
@@ -116,6 +143,31 @@ class Watched:
     def host_draws(self) -> "HostDraws":
         """The random generators of the host that are reached, as they stand."""
         return HostDraws(self._generators)
+
+
+@contextlib.contextmanager
+def code_that_runs():
+    """Yields a set, filled with the user's code objects that run in this thread meanwhile, and torch's modules'."""
+    found, before = set(), sys.getprofile()
+    known = {}  # code by id: to hash code is slow
+
+    def note(frame, event, _):
+        if event != "call" or id(frame.f_code) in known:
+            return
+        known[id(frame.f_code)] = frame.f_code
+        module = frame.f_globals.get("__name__")
+        if not _is_library(module) or (module.startswith("torch.nn.modules.") and module != BASE):
+            found.add(frame.f_code)
+
+    sys.setprofile(note)
+    try:
+        yield found
+    finally:
+        sys.setprofile(None)
+        if hasattr(before, "enable"):  # cProfile
+            before.enable()
+        elif before is not None:
+            sys.setprofile(before)
 
 
 class HostDraws:
@@ -156,11 +208,13 @@ def _state_of(generator):
 
 
 class _Walk:
-    """One pass, with the attributes of these names."""
+    """One pass. Of the code `by_name`, what it reads of `self` counts for objects of any class."""
 
-    def __init__(self, names, device):
-        self._names, self._on_gpu = names, device is not None and device.type == "cuda"
-        self.reads = set()
+    def __init__(self, device, ran, by_name=()):
+        self._on_gpu = device is not None and device.type == "cuda"
+        self._ran, self.matched = ran, set()  # code, and what of it has been met as a function
+        self._names = {name for code in ran or () for name in _reads(code).attributes}
+        self._names |= {name for code in by_name for name in _reads(code).own}
         self.items, self.item_names = [], []  # container[key] is value
         self.gets, self.get_names = [], []  # get(owner) is value
         self.numbers, self.number_names = [], []  # get(owner) == value
@@ -169,7 +223,7 @@ class _Walk:
         self.generators = []
         if self._on_gpu:
             self.generators.append(("torch's generator on the CPU", torch.default_generator))
-        self._seen, self._submodules = {}, set()
+        self._seen, self._submodules, self._owns = {}, set(), {}
 
     def visit(self, value, name, depth):
         if id(value) in self._seen or isinstance(value, SIMPLE) or depth > DEPTH or len(self.items) > MOST:
@@ -210,8 +264,10 @@ class _Walk:
         if _is_library(fn.__globals__.get("__name__", "")):
             self._wrapped(fn, name, depth)
             return
+        if not self._runs(fn):
+            return
+        self.matched.add(fn.__code__)
         reads = _reads(fn.__code__)
-        self.reads |= reads.attributes
         for variable, cell in zip(fn.__code__.co_freevars, fn.__closure__ or ()):
             if variable in reads.closure and cell != types.CellType():
                 self._get(cell, "cell_contents", f"variable {variable} of {fn.__name__}", depth, variable)
@@ -222,7 +278,7 @@ class _Walk:
         self._wrapped(fn, name, depth)
         for variable in sorted(reads.globals & fn.__globals__.keys()):
             value = fn.__globals__[variable]
-            if isinstance(value, (type, types.ModuleType)):  # nobody rebinds those
+            if isinstance(value, (type, types.ModuleType)) or _is_library_function(value):  # nobody rebinds those
                 self.visit(value, variable, depth)
             else:
                 self._item(fn.__globals__, variable, f"global {variable}", depth, variable)
@@ -285,26 +341,17 @@ class _Walk:
     # ---- objects
 
     def _module(self, module, name, depth):
-        for klass in type(module).__mro__:
-            if klass is not torch.nn.Module and _is_library(klass.__module__):
-                self._library_methods(klass)
         parameter = next(module.parameters(), None)
         if id(module) not in self._submodules and parameter is not None and parameter.layout is torch.strided:
             self._number(torch.Tensor.data_ptr, parameter, f"the address of {name}'s first parameter")
         self._submodules.update(map(id, module.modules()))
-        for kind in ("_parameters", "_buffers", "_modules"):
+        for kind in MODULE_PARTS[1:]:
             content = module.__dict__[kind]
             self.contents.append((content, dict(content)))
             for key in list(content):
                 self._item(content, key, f"{name}.{key}", depth)
         self._item(module.__dict__, "training", f"{name}.training", depth)
         self._object(module, name, depth)
-
-    def _library_methods(self, klass):
-        """What torch's own modules read of themselves, like the p of a Dropout."""
-        for name, member in vars(klass).items():
-            if isinstance(member, types.FunctionType) and (name == "forward" or name in self._names):
-                self.reads |= _reads(member.__code__).attributes
 
     def _optimizer(self, optimizer, name, depth):
         self.contents.append((optimizer.state, dict(optimizer.state)))
@@ -323,28 +370,43 @@ class _Walk:
             self._attributes(value, attributes, name, depth)
         self._class(type(value), name, depth, value)
 
+    def _counts(self, key, klass):
+        """Whether code that has run reads an attribute of that name, in an object of that class."""
+        return self._ran is None or key in self._names or key in self._own(klass)
+
+    def _own(self, klass):
+        """What the methods of a class that have run read of `self`."""
+        if klass not in self._owns:
+            functions = [_function_of(member) for base in klass.__mro__ for member in vars(base).values()]
+            codes = {fn.__code__ for fn in functions if fn is not None and self._runs(fn)}
+            self.matched |= codes
+            self._owns[klass] = {name for code in codes for name in _reads(code).own}
+        return self._owns[klass]
+
+    def _runs(self, fn):
+        return self._ran is None or fn.__code__ in self._ran
+
     def _attributes(self, owner, attributes, name, depth):
         if not attributes:
             return
         frozen = getattr(getattr(type(owner), "__dataclass_params__", None), "frozen", False)
         self.contents.append((attributes, dict(attributes)))
-        for key in [key for key in attributes if key in self._names and key != "training"]:
+        for key in [key for key in attributes if key not in MODULE_PARTS and self._counts(key, type(owner))]:
             if frozen:
                 self.visit(attributes[key], f"{name}.{key}", depth)
             else:
                 self._item(attributes, key, f"{name}.{key}", depth)
 
     def _class(self, klass, name, depth, instance=None):
-        """What instances find in their class: methods, if their names are read, and values."""
+        """What instances find in their class: methods that have run, and values."""
         for base in klass.__mro__:
             if _is_library(base.__module__):
                 continue
             for key, member in list(vars(base).items()):
-                code = _code_of(member)
-                if code is not None:
-                    if key in self._names or key == "forward" or (_dunder(key) and key not in NOT_RUN):
-                        self.visit(code, f"{name}.{key}", depth)
-                elif key in self._names and not _dunder(key):
+                fn = _function_of(member)
+                if fn is not None:
+                    self.visit(fn, f"{name}.{key}", depth)
+                elif self._counts(key, klass) and not (key.startswith("__") and key.endswith("__")):
                     self._class_value(base, key, member, f"{name}.{key}", depth, instance)
 
     def _class_value(self, klass, key, member, name, depth, instance):
@@ -353,7 +415,7 @@ class _Walk:
                 self._get(instance, key, name, depth)
             return
         attributes = getattr(instance, "__dict__", None)
-        if attributes is not None and key in attributes:
+        if (attributes is not None and key in attributes) or hasattr(type(member), "__get__"):
             return
         self._item(vars(klass), key, name, depth)
         self.puts.append((klass, key, member))
@@ -364,7 +426,7 @@ class _Walk:
         if _is_library(module.__name__):
             return
         for key, value in list(vars(module).items()):
-            if key not in self._names or _dunder(key):
+            if self._ran is None or key not in self._names or key.startswith("__"):
                 continue
             if isinstance(value, (type, types.ModuleType)):
                 self.visit(value, key, depth)
@@ -372,7 +434,17 @@ class _Walk:
                 self._item(vars(module), key, f"{name}.{key}", depth)
 
 
-_MISSING = object()
+class _Unusable:
+    """What neither numbers, tensors nor conditions can be made of."""
+
+    def __bool__(self):
+        raise TypeError("this value is from an earlier call")
+
+    __eq__ = __bool__
+    __hash__ = None
+
+
+_MISSING, _UNUSABLE = object(), _Unusable()
 
 
 def name_of(value) -> str:
@@ -381,19 +453,23 @@ def name_of(value) -> str:
     return getattr(value, "__name__", type(value).__name__)
 
 
-def _dunder(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__")
-
-
-def _code_of(member):
-    """The function that a class's member runs; None: it is a value."""
+def _function_of(member) -> types.FunctionType | None:
+    """The function that a class's member runs, without the decorators around it; None: it is a value."""
     if isinstance(member, (staticmethod, classmethod)):
         member = member.__func__
     if isinstance(member, property):
         member = member.fget
     if isinstance(member, functools.cached_property):
         member = member.func
-    return member if isinstance(member, types.FunctionType) or hasattr(member, "__wrapped__") else None
+    if isinstance(member, (types.FunctionType, functools._lru_cache_wrapper)):
+        member = inspect.unwrap(member)
+    return member if isinstance(member, types.FunctionType) else None
+
+
+def _is_library_function(value) -> bool:
+    if isinstance(value, types.FunctionType):
+        return _is_library(value.__globals__.get("__name__")) and not hasattr(value, "__wrapped__")
+    return isinstance(value, types.BuiltinFunctionType)
 
 
 def _is_library(module: str | None) -> bool:
@@ -405,28 +481,36 @@ def _is_library(module: str | None) -> bool:
 class _Reads(NamedTuple):
     """Names that code reads, with the functions inside it; not those that it only writes."""
 
-    attributes: frozenset[str]
+    own: frozenset[str]  # attributes of `self`
+    attributes: frozenset[str]  # of anything else
     globals: frozenset[str]
     closure: frozenset[str]
 
 
 @functools.lru_cache(maxsize=4096)
 def _reads(code: types.CodeType) -> _Reads:
-    attributes, variables, closure = set(), set(), set()
+    own, attributes, variables, closure = set(), set(), set(), set()
+    before = None
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
-            attributes.add(instruction.argval)
+            of_self = before.opname == "LOAD_FAST" and before.argval == "self"
+            (own if of_self else attributes).add(instruction.argval)
         elif instruction.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")):
             variables.add(instruction.argval)
         elif instruction.opname.startswith(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")):
             closure.add(instruction.argval)
-    if BY_NAME & (attributes | variables):
+        before = instruction
+    if BY_NAME & (own | attributes | variables):
         attributes |= {const for const in code.co_consts if isinstance(const, str) and const.isidentifier()}
     for inner in (_reads(const) for const in code.co_consts if isinstance(const, types.CodeType)):
-        attributes |= inner.attributes
+        attributes |= inner.attributes | inner.own
         variables |= inner.globals
         closure |= inner.closure
-    return _Reads(frozenset(attributes), frozenset(variables), frozenset(closure))
+    return _Reads(*map(frozenset, (own, attributes, variables, closure)))
+
+
+def _is_replaced(container, key, value) -> bool:
+    return type(container) is dict and not _same(value, container.get(key, _MISSING))
 
 
 def _same(then, now) -> bool:

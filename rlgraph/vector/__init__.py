@@ -37,7 +37,8 @@ def make_vec(
         device: "cpu", "cuda", "cuda:1"; None for a GPU where there is one.
         mode: how a step runs. torch: "eager", "compile", "graph-uncompiled" or "graph" (compiled, then
             replayed as one CUDA graph), "fused" (one kernel, captured); jax: "eager", "jit" or "graph" (with
-            command buffers). "auto" is "graph" on a GPU, else "eager" (torch) or "jit" (jax).
+            command buffers). "auto" is "graph" on a GPU, else "eager" (torch) or "jit" (jax); in torch, where a
+            step cannot be captured, it is "compile" or "eager", and a warning says what stopped it.
         seed: in [0, 2**32), of all random numbers until `reset(seed=...)` gives another; None for one from the
             system.
         autoreset_mode: Gymnasium's `AutoresetMode` or its value: "NextStep", "SameStep" or "Disabled".

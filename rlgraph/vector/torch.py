@@ -1,5 +1,8 @@
 """Vector environments in torch: one step is a function over fixed tensors, which a CUDA graph can replay."""
 
+import contextlib
+import functools
+import warnings
 from collections.abc import Callable
 
 import array_api_compat.torch as xp
@@ -10,7 +13,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from rlgraph import modes
 from rlgraph.devices import torch_device
 from rlgraph.environment import select
-from rlgraph.graph.capture import capture, compiled
+from rlgraph.graph.auto import check_that_it_runs, first_that_works
+from rlgraph.graph.capture import capture, compiled, graph_breaks_allowed
 from rlgraph.vector import base
 
 
@@ -21,7 +25,8 @@ class TorchVectorEnv(base.VectorEnv):
 
     def __init__(self, env, spec, num_envs, device, mode, seed, autoreset_mode, output):
         self.device = torch_device(device)
-        self.mode = modes.resolve("torch", mode, on_gpu=self.device.type == "cuda")
+        on_gpu = self.device.type == "cuda"
+        in_turn = modes.in_turn(mode, modes.resolve("torch", mode, on_gpu), on_gpu)
         self._generator = torch.Generator(self.device)
         self._graph = self._steps = None
         super().__init__(env, spec, num_envs, seed, autoreset_mode, output)
@@ -29,26 +34,32 @@ class TorchVectorEnv(base.VectorEnv):
         # Contiguous copies: a definition may return views of one tensor, which cannot be updated one by one.
         self._carry = tree_map(lambda t: t.clone(memory_format=torch.contiguous_format), carry)
         self._out_of_range = torch.zeros((), dtype=torch.bool, device=self.device)
-        self._run = self._prepare()
+        attempts = {mode: functools.partial(self._prepare, mode, fallback=mode != in_turn[0]) for mode in in_turn}
+        self.mode, self._run, self.stopped = first_that_works(attempts)
+        if self.stopped is not None:
+            warnings.warn(f"{env.id} runs in mode {self.mode}: {self.stopped}", stacklevel=3)
 
-    def _prepare(self) -> Callable:
+    def _prepare(self, mode: str, fallback: bool) -> Callable:
         """The step as the mode runs it: actions -> results, with carry and flag updated in place."""
-        chosen = modes.MODES["torch"][self.mode]
+        chosen = modes.MODES["torch"][mode]
         if chosen.fused:
             return self._prepare_fused()
         update, draws = self._update, self.env.draws
-        if modes.compiles(self.mode, on_gpu=self.device.type == "cuda"):
-            update = compiled(update)
+        if modes.compiles(mode, on_gpu=self.device.type == "cuda"):
+            with graph_breaks_allowed() if fallback else contextlib.nullcontext():
+                update = compiled(update)
 
         @torch.no_grad()
         def vector_step(actions):
             return update(actions, self._uniform(draws))
 
-        if not chosen.graph:
-            return vector_step
         example = self._to_device(self._some_actions())
-        state = (self._carry, self._out_of_range)
-        self._graph = capture(vector_step, example, state=state, generators=[self._generator])
+        tensors = {"state": (self._carry, self._out_of_range), "generators": [self._generator]}
+        if not chosen.graph:
+            if fallback and chosen.compile:
+                check_that_it_runs(vector_step, example, **tensors)
+            return vector_step
+        self._graph = capture(vector_step, example, **tensors, watch=False)  # all that it reads is rlgraph's own
         return self._graph.replay
 
     def _prepare_fused(self) -> Callable:
@@ -63,7 +74,7 @@ class TorchVectorEnv(base.VectorEnv):
         def vector_step(actions):
             return tuple(result[0] for result in self._steps.take(actions[None]))
 
-        self._graph = capture(vector_step, example, state=state, generators=[self._generator])
+        self._graph = capture(vector_step, example, state=state, generators=[self._generator], watch=False)
         return self._graph.replay
 
     def _some_actions(self) -> np.ndarray:

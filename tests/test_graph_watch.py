@@ -1,0 +1,332 @@
+"""rlgraph.graph.watch: what a capture has baked in, and a change of it after the capture, or from call to call."""
+
+import argparse
+import functools
+import random
+import sys
+import threading
+import timeit
+import types
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from rlgraph.errors import CaptureError, GraphError
+from rlgraph.graph.capture import capture
+from rlgraph.graph.control import if_graph
+from rlgraph.graph.watch import Watched, code_that_runs
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+SCALE, RNG = 1.0, np.random.default_rng(0)
+SETTINGS = types.SimpleNamespace(offset=0.0)
+
+
+class Policy(torch.nn.Module):
+    floor = -1.0
+
+    def __init__(self, device):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Dropout(0.0), torch.nn.Linear(4, 2)).to(device)
+        self.register_buffer("mean", torch.zeros(3, device=device))
+        self.temperature, self.history, self.options = 1.0, [1], {"clip": 5.0}
+        self.calls, self.result, self.loss = 0, None, None
+
+    def forward(self, x):
+        logits = self.net(x - self.mean) / self.temperature * SCALE + SETTINGS.offset + len(self.history)
+        self.result = logits  # only written
+        self.loss = logits.sum()  # written before it is read
+        return logits.clamp(self.floor, self.options["clip"]) + self.loss
+
+    def act(self, x):  # what a user's loop does beside: not part of what is captured
+        self.calls += 1
+        return self(x)
+
+
+def _set_global(value):
+    global SCALE
+    SCALE = value
+
+
+CHANGES = {
+    "Policy.temperature was 1.0 and is 0.5": lambda p: setattr(p, "temperature", 0.5),
+    "Policy.net.0.training was True and is False": lambda p: p.eval(),
+    "global SCALE was 1.0 and is 2.0": lambda p: _set_global(2.0),
+    "SETTINGS.offset was 0.0 and is 1": lambda p: setattr(SETTINGS, "offset", 1),
+    "Policy.floor was -1.0 and is -2.0": lambda p: setattr(Policy, "floor", -2.0),
+    "whether there is a Policy.floor of its own": lambda p: setattr(p, "floor", -2.0),
+    "the length of Policy.history was 1 and is 2": lambda p: p.history.append(1),
+    "Policy.history[0] was 1 and is 7": lambda p: p.history.__setitem__(0, 7),
+    "Policy.options['clip'] was 5.0 and is 1.0": lambda p: p.options.update(clip=1.0),
+    "Policy.options['clip'] was 5.0 and is gone": lambda p: p.options.clear(),
+    "Policy.net.2 is another Linear than it was": lambda p: p.net.__setitem__(2, torch.nn.Linear(4, 2)),
+    "Policy.net.1.p was 0.0 and is 0.5": lambda p: setattr(p.net[1], "p", 0.5),
+    "Policy.mean is another tensor than it was": lambda p: setattr(p, "mean", p.mean + 1),
+    "the address of Policy's first parameter": lambda p: p.net.double(),
+    "Policy.net.0.weight is another": lambda p: setattr(p.net[0], "weight", torch.nn.Parameter(p.net[0].weight + 1)),
+}
+
+
+@pytest.fixture
+def as_before():
+    yield
+    _set_global(1.0)
+    SETTINGS.offset, Policy.floor = 0.0, -1.0
+
+
+@pytest.mark.parametrize("message", CHANGES)
+def test_a_change_after_the_capture_is_an_error_in_one_line(message, as_before):
+    policy, x = Policy("cpu"), torch.ones(3)
+    graph = capture(policy, x)
+    policy.act(x)
+    graph.replay(x)  # `calls`, `result` and `loss` have changed, and make no difference
+    CHANGES[message](policy)
+    with pytest.raises(GraphError) as error:
+        graph.replay(x)
+    assert message in str(error.value) and "graph.update(fn)" in str(error.value) and "\n" not in str(error.value)
+    assert graph.replays == 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_update_takes_the_change_and_so_does_putting_it_back(device):
+    policy, x = Policy(device), torch.ones(3, device=device)
+    graph = capture(policy, x)
+    before = graph.replay().clone()
+    policy.temperature = 0.5
+    with pytest.raises(GraphError, match=r"Policy.temperature was 1.0 and is 0.5, but Policy was captured with"):
+        graph.replay()
+    policy.temperature = 0.5 + 0.5  # another object, the same number
+    assert torch.equal(graph.replay(), before)
+    policy.temperature = 0.25
+    graph.update(policy)
+    torch.testing.assert_close(graph.replay(), policy(x))
+    assert not torch.equal(graph.replay(), before)
+
+
+@dataclass
+class Settings:
+    gain: float = 1.0
+
+
+@dataclass(frozen=True)
+class Fixed:
+    settings: Settings
+
+
+class Slotted:
+    __slots__ = ("unit",)
+
+
+def _reaching_into_everything():
+    count, sizes, fixed, slotted = 0, [Settings()], Fixed(Settings()), Slotted()
+    slotted.unit = 1.0
+    args = argparse.Namespace(gain=1.0, unused=1)
+
+    def scaled(x, by, *, more=sizes):
+        product = x * by["factor"] * args.gain * fixed.settings.gain * slotted.unit * getattr(more[0], "gain")  # noqa: B009
+        return product + count
+
+    def count_on():
+        nonlocal count
+        count += 1
+
+    by = {"factor": 1.0}
+    changes = {
+        "variable count of scaled was 0 and is 1": count_on,
+        "by']['factor'] was 1.0 and is 2.0": lambda: by.update(factor=2.0),
+        "args.gain was 1.0 and is 2.0": lambda: setattr(args, "gain", 2.0),
+        "fixed.settings.gain was 1.0 and is 2.0": lambda: setattr(fixed.settings, "gain", 2.0),
+        "slotted.unit was 1.0 and is 2.0": lambda: setattr(slotted, "unit", 2.0),
+        "gain was 1.0 and is 3.0": lambda: setattr(sizes[0], "gain", 3.0),
+    }
+    return functools.partial(scaled, by=by), changes, lambda: setattr(args, "unused", 2)
+
+
+@pytest.mark.parametrize("i", range(6))
+def test_partials_closures_defaults_dataclasses_and_slots_are_reached(i):
+    fn, changes, harmless = _reaching_into_everything()
+    graph = capture(fn, torch.ones(2))
+    harmless()
+    graph.replay()
+    message, change = list(changes.items())[i]
+    change()
+    with pytest.raises(GraphError) as error:
+        graph.replay()
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_learning_rate_of_an_optimiser(device):
+    weight = torch.ones(2, device=device, requires_grad=True)
+    weight.grad = torch.ones_like(weight)
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    graph = capture(lambda: optimizer.step(), state=weight)
+    graph.replay()
+    assert weight.tolist() == [0.5, 0.5]
+    optimizer.param_groups[0]["lr"] = 0.25
+    with pytest.raises(GraphError, match=r"optimizer.param_groups\[0\]\['lr'\] was 0.5 and is 0.25"):
+        graph.replay()
+
+
+class Recurrent:
+    def __init__(self, device):
+        self.weight, self.hidden = torch.full((2,), 0.5, device=device), torch.zeros(2, device=device)
+        self.count, self.seen = 0, []
+
+    def rebinds(self, x):
+        self.hidden = torch.tanh(x + self.weight * self.hidden)
+        return self.hidden
+
+    def moves_on(self, x):
+        self.hidden, last = x * 2, self.hidden
+        return last
+
+    def in_place(self, x):
+        self.hidden.copy_(torch.tanh(x + self.weight * self.hidden))
+        return self.hidden * 1
+
+    def counts(self, x):
+        self.count += 1
+        return x * self.count
+
+    def appends(self, x):
+        self.seen.append(x)
+        return x * len(self.seen)
+
+
+REBOUND = {"rebinds": "hidden is another tensor", "moves_on": "hidden is another", "counts": "count was 1 and is 2"}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("method", [*REBOUND, "appends"])
+def test_what_every_call_rebinds_and_reads_is_an_error_at_the_capture(method, device):
+    net, x = Recurrent(device), torch.ones(2, device=device)
+    hidden = net.hidden
+    with pytest.raises(CaptureError, match=rf"{method} cannot be captured: from one call to the next .*copy_") as error:
+        capture(getattr(net, method), x)
+    if device == "cpu":
+        assert REBOUND.get(method, "the length of Recurrent.seen was 1 and is 2") in str(error.value)
+    assert (net.hidden is hidden, net.count, net.seen) == (True, 0, [])  # put back
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_in_place_is_right(device):
+    net, direct, x = Recurrent(device), Recurrent(device), torch.ones(2, device=device)
+    graph = capture(net.in_place, x, state=net.hidden)
+    for _ in range(3):
+        assert torch.equal(graph.replay(), direct.in_place(x))
+
+
+def test_what_the_first_call_makes_is_no_error():
+    class Lazy:
+        def __init__(self):
+            self.cache, self.buffer = {}, None
+
+        def __call__(self, x):
+            if self.buffer is None:
+                self.buffer = torch.zeros_like(x)
+            self.cache.setdefault("twice", 2 * self.buffer)
+            return x + self.cache["twice"]
+
+    capture(Lazy(), torch.ones(2)).replay()
+
+
+def _numpy_branch(x):
+    return x if np.random.default_rng().random() < 0.5 else -x  # a generator made anew: nothing is left of it
+
+
+@pytest.mark.parametrize(
+    ("source", "draw"),
+    [
+        ("Python's random", random.random),
+        ("np.random", lambda: np.random.rand()),  # noqa: NPY002
+        ("RNG", lambda: RNG.random()),
+    ],
+)
+def test_draws_of_the_host_are_an_error(source, draw):
+    def fn(x, draw=draw):
+        return x if draw() < 0.5 else -x
+
+    with pytest.raises(CaptureError, match=f"it draws from {source}, and every replay would use the same"):
+        capture(fn, torch.ones(2))
+
+
+def test_what_cannot_be_seen():
+    """As the documentation says."""
+    capture(_numpy_branch, torch.ones(2)).replay()
+    table = np.zeros(2)
+    graph = capture(lambda x: x + float(table[0]), torch.ones(2))
+    table[0] = 1
+    graph.replay()
+
+
+def test_on_a_gpu_a_number_in_a_cpu_tensor_is_baked_in():
+    rate = torch.tensor(0.5)
+    with code_that_runs() as ran:
+        (fn := lambda x: x * rate)(torch.ones(2))
+    watched = Watched(fn, torch.device("cuda"), ran)
+    assert watched.change() is None
+    rate.fill_(0.25)
+    assert "writes to rate, a CPU tensor," in watched.change()
+    watched = Watched(fn, torch.device("cpu"), ran)
+    rate.fill_(0.5)
+    assert watched.change() is None
+
+
+def test_unwatched_nothing_is_noticed():
+    policy = Policy("cpu")
+    graph = capture(policy, torch.ones(3), watch=False)
+    policy.temperature = 0.5
+    graph.replay()
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_change_under_a_branch_on_the_device(device):
+    policy, x, on = Policy(device), torch.ones(3, device=device), torch.ones((), dtype=torch.bool, device=device)
+    total = torch.zeros((), device=device)
+    with torch.no_grad():
+        branch = if_graph(on, lambda: total.add_(policy(x).sum()), state=total)
+        branch.replay()
+        policy.temperature = 0.5
+        with pytest.raises(GraphError, match=r"policy.temperature was 1.0 and is 0.5"):
+            branch.replay()
+
+
+def test_a_profiler_goes_on_after_a_capture_and_other_threads_are_left_alone():
+    calls = []
+    before = sys.getprofile()
+    try:
+        sys.setprofile(profiler := lambda *event: calls.append(event))
+        with code_that_runs() as ran:
+            thread = threading.Thread(target=lambda: _set_global(1.0))
+            thread.start()
+            thread.join()
+        assert sys.getprofile() is profiler
+    finally:
+        sys.setprofile(before)
+    assert _set_global.__code__ not in ran
+
+
+def test_an_iteration_of_rlgraph_rebinds_nothing_that_it_reads():
+    """Trainers do not watch theirs, for the time it takes; what they do passes all the same."""
+    from rlgraph import make
+    from rlgraph.agents.ppo import PPOConfig
+    from rlgraph.agents.ppo_torch import PPO
+
+    config = PPOConfig(num_envs=4, num_steps=4, num_minibatches=2, device="cpu", mode="eager", target_kl=0.1)
+    trainer = PPO(config, make("CartPole-v1"))
+    graph = capture(trainer._iteration, state=trainer._state(), generators=[trainer.generator])
+    graph.replay()
+    assert len(graph._watched) > 50
+    trainer.optimizer.param_groups[0]["eps"] = 1.0
+    with pytest.raises(GraphError, match="eps"):
+        graph.replay()
+
+
+def test_it_costs_little():
+    """2 microseconds for 50 values on an idle machine; here only that it is not many times that."""
+    holder = types.SimpleNamespace(**{f"a{i}": object() for i in range(50)})
+    watched = Watched(lambda: [holder.a0])  # all attributes count, as nothing has run
+    assert len(watched) >= 50
+    assert min(timeit.repeat(watched.change, number=1000, repeat=5)) / 1000 < 20e-6
