@@ -46,7 +46,9 @@ class UntilSolved:
         self.mean_return = torch.full((), torch.nan, device=device)
         state = [trainer._state(), self._sums, self.mean_return]
         with torch_matmul_precision(trainer.config.precision):
-            self.loop = while_graph(self._iteration, self._going_on, state=state, most=trainer.config.num_iterations)
+            most = trainer.config.num_iterations
+            # Not watched, like a trainer's own iterations.
+            self.loop = while_graph(self._iteration, self._going_on, state=state, most=most, watch=False)
         self.loop.replay()  # does nothing, but takes the graph to the device
 
     def run(self) -> None:

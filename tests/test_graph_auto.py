@@ -1,15 +1,28 @@
 """rlgraph.graph.auto: capture, else torch.compile, else operation by operation; the same results in each."""
 
+import dataclasses
 import random
+import re
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from agent_tools import assert_same_run, run
+from diagnostics import TwoSteps
 
+import rlgraph
+from rlgraph import modes
+from rlgraph.agents import trainer_torch
+from rlgraph.agents.ppo import PPOConfig
+from rlgraph.agents.ppo_torch import PPO
+from rlgraph.environment import build
 from rlgraph.errors import CaptureError, UsageError
 from rlgraph.graph import auto as module
 from rlgraph.graph.auto import auto, first_that_works
+from rlgraph.rollout import torch as rollout_torch
+from rlgraph.vector import torch as vector_torch
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -216,6 +229,93 @@ def test_errors_that_are_no_reason_to_fall_back():
         first_that_works({"eager": fails(CaptureError("the last"))})
     reasons = {"graph": fails(CaptureError("one")), "compile": fails(ValueError("two\nlines")), "eager": lambda: 1}
     assert first_that_works(reasons) == ("eager", 1, "one; torch.compile failed: two")
+
+
+# ---- trainers and vector environments: on a CPU their mode "auto" is made to be that of a GPU
+
+
+class Branching(TwoSteps):
+    """Its step looks at a value, as plain Python code does."""
+
+    @classmethod
+    def step(cls, xp, s, action, u, p):
+        if float(s.t.sum()) < 0:
+            raise ValueError("time runs backwards")
+        return super().step(xp, s, action, u, p)
+
+
+def like_a_gpu(monkeypatch, compiling):
+    graph_first = lambda asked, mode, on_gpu: ("graph", "compile", "eager") if asked == "auto" else (mode,)  # noqa: E731
+    monkeypatch.setattr(modes, "in_turn", graph_first)
+    monkeypatch.setattr(trainer_torch, "in_turn", graph_first)
+    for user in (trainer_torch, rollout_torch, vector_torch):
+        monkeypatch.setattr(user, "compiled", compiling)
+
+
+CONFIG = PPOConfig(num_envs=4, num_steps=2, num_epochs=1, num_minibatches=2, hidden=(4,), total_steps=80, device="cpu")
+
+
+@pytest.mark.parametrize(("compiling", "mode"), [(lambda fn: fn, "compile"), (_no_compiler, "eager")])
+def test_a_trainer_falls_back_and_its_summary_says_why(monkeypatch, compiling, mode):
+    config = dataclasses.replace(CONFIG, mode="eager", normalize_obs=True)
+    expected = run(PPO(config, build(Branching)), 2)
+    like_a_gpu(monkeypatch, compiling)
+    trainer = PPO(dataclasses.replace(config, mode="auto"), build(Branching))
+    assert (trainer.mode, trainer.graph) == (mode, None)
+    how = trainer.execution()
+    assert how.startswith({"compile": "compiled, launched step by step", "eager": "operation by operation"}[mode])
+    assert "_local_scalar_dense" in how and "test_graph_auto.py:" in how and "torch.where" in how and "\n" not in how
+    assert ("torch.compile failed: no C++ compiler found" in how) == (mode == "eager")
+    assert_same_run(run(trainer, 2), expected)  # no trace of what was tried
+    with pytest.raises(CaptureError, match="_local_scalar_dense"):
+        PPO(dataclasses.replace(config, mode="graph"), build(Branching))
+
+
+@pytest.mark.parametrize(("compiling", "mode"), [(lambda fn: fn, "compile"), (_no_compiler, "eager")])
+def test_a_vector_environment_falls_back_and_warns(monkeypatch, compiling, mode, branching_file):
+    def steps(envs):
+        envs.reset(seed=3)
+        return [envs.step(torch.tensor([0, 1, 0]))[0].clone() for _ in range(4)]
+
+    expected = steps(rlgraph.make_vec(branching_file, 3, device="cpu", mode="eager"))
+    like_a_gpu(monkeypatch, compiling)
+    with pytest.warns(UserWarning, match=rf"runs in mode {mode}: .*_local_scalar_dense.*my_env.py:\d+"):
+        envs = rlgraph.make_vec(branching_file, 3, device="cpu")
+    assert envs.mode == mode
+    for a, b in zip(steps(envs), expected, strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(CaptureError, match="_local_scalar_dense"):
+        rlgraph.make_vec(branching_file, 3, device="cpu", mode="graph")
+
+
+@pytest.fixture
+def branching_file(tmp_path):
+    """CartPole with a look at a value in its step."""
+    text = (Path(rlgraph.__file__).parents[1] / "envs" / "cartpole.py").read_text()
+    head = re.search(r"\ndef step\(.*\n", text).group()
+    (tmp_path / "my_env.py").write_text(text.replace(head, head + "    assert bool((action_B >= 0).all())\n"))
+    return str(tmp_path / "my_env.py")
+
+
+def test_only_auto_on_a_gpu_falls_back():
+    assert modes.in_turn("auto", "graph", on_gpu=True) == ("graph", "compile", "eager")
+    assert modes.in_turn("auto", "fused", on_gpu=True) == ("fused", "graph", "compile", "eager")
+    assert modes.in_turn("graph", "graph", on_gpu=True) == ("graph",)
+    assert modes.in_turn("auto", "eager", on_gpu=False) == ("eager",)
+
+
+@pytest.mark.gpu
+def test_a_trainer_on_a_gpu_falls_back(branching_file):
+    config = dataclasses.replace(CONFIG, device="cuda", num_envs=64)
+    trainer = PPO(config, rlgraph.make(branching_file))
+    assert trainer.mode in ("compile", "eager") and "_local_scalar_dense" in trainer.execution()
+    assert all(np.isfinite(trainer.iterate().get()[0][:6]))
+    with pytest.raises(CaptureError, match="_local_scalar_dense"):
+        PPO(dataclasses.replace(config, mode="graph"), rlgraph.make(branching_file))
+    with pytest.warns(UserWarning, match="_local_scalar_dense"):
+        envs = rlgraph.make_vec(branching_file, 64, seed=0)
+    envs.reset()
+    assert envs.step(torch.zeros(64, dtype=torch.int64, device="cuda"))[0].isfinite().all()
 
 
 @pytest.mark.gpu

@@ -17,6 +17,7 @@ def while_graph(
     *,
     state: object = (),
     most: int | None = None,
+    watch: bool = True,
 ) -> "Conditional":
     """A loop in one launch: `while condition: body()`, with no host in it.
 
@@ -29,6 +30,7 @@ def while_graph(
         state: every tensor that the functions update in place, see `capture`.
         most: iterations of one replay at most. None: as many as it takes; a body that never clears the condition
             then keeps the device busy until the process is killed.
+        watch: whether replays notice that Python values which the functions read have changed, see `capture`.
 
     What it needs: a driver for CUDA 12.4 or later and the package cuda-bindings. It costs a few microseconds an
     iteration: worth it around a training iteration, not around a step of an environment.
@@ -41,16 +43,16 @@ def while_graph(
         GraphError: the driver or cuda-bindings does not offer it; the message says what to install.
         UsageError: the condition is no such tensor, or a number makes no sense.
     """
-    return Conditional(body, condition, state, most, loop=True)
+    return Conditional(body, condition, state, most, loop=True, watch=watch)
 
 
-def if_graph(predicate: torch.Tensor, body: Body, *, state: object = ()) -> "Conditional":
+def if_graph(predicate: torch.Tensor, body: Body, *, state: object = (), watch: bool = True) -> "Conditional":
     """A branch in one launch: `if predicate: body()`, decided by the device.
 
     Arguments, needs and errors are those of `while_graph`. The predicate is looked at before the body, and may be
     written by whatever runs before it.
     """
-    return Conditional(body, predicate, state, None, loop=False)
+    return Conditional(body, predicate, state, None, loop=False, watch=watch)
 
 
 class Conditional:
@@ -63,10 +65,10 @@ class Conditional:
         replays: how often `replay` has run.
     """
 
-    def __init__(self, body, condition, state, most, loop):
+    def __init__(self, body, condition, state, most, loop, watch):
         self.device = condition.device
         _check(condition, most)
-        self._condition, self._loop = condition, loop
+        self._condition, self._loop, self._watches = condition, loop, watch
         self._most = bindings.NEVER if most is None else most
         self._count = torch.zeros((), dtype=torch.int64, device=self.device)
         self.captured = condition.is_cuda
@@ -110,7 +112,7 @@ class Conditional:
             raise UsageError("a body holds functions, not what `capture` made of them: give the function itself")
         # They run one after the other, in the order of their captures: one piece of memory will do.
         pool = next((other.pool for other in self._parts if isinstance(other, Graph)), None)
-        return Graph(part, (), state, (), self.device, pool, 2, draws=False)
+        return Graph(part, (), state, (), self.device, pool, 2, draws=False, watch=self._watches)
 
     def _build(self) -> None:
         with RECORDING, torch.cuda.device(self.device):
