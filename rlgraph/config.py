@@ -30,7 +30,7 @@ class TrainConfig:
     """auto (a GPU if there is one), cpu, cuda, cuda:1."""
     mode: str = "auto"
     """torch: eager, compile, graph-uncompiled, graph, fused; jax: eager, jit, graph, fused. auto, on a GPU: graph, or
-    fused where torch has it."""
+    fused where torch has it; in torch compile or eager where an iteration cannot be captured."""
     seed: int = 0
     """Same seed, same run; in [0, 2**32)."""
     num_envs: int = 64

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -31,7 +32,7 @@ def graphs_example(section, device):
     """The names that the example in a section of docs/graphs.md leaves."""
     page = (ROOT / "docs" / "graphs.md").read_text()
     (example,) = re.findall(rf"\n## {section}\n(?:(?!\n## ).)*?```python\n(.*?)```", page, re.DOTALL)
-    names = {}
+    names = {"__name__": "example"}  # or classes are of the module builtins
     exec(example.replace('"cuda"', f'"{device}"'), names)
     return names
 
@@ -65,6 +66,18 @@ def test_the_branches_example(device):
     names = graphs_example("Parallel branches", device)
     assert names["probabilities"].shape == (64, 2) and names["values"].shape == (64,)
     assert names["values"].tolist() == pytest.approx(names["critic"](names["obs"]).squeeze(-1).tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.filterwarnings("ignore:bounded runs in mode")
+def test_the_example_of_when_not_to_capture(device, capsys):
+    names = graphs_example("When not to capture", device)
+    x = names["x"]
+    assert names["run"].mode == ("eager" if device == "cpu" else "compile")
+    torch.testing.assert_close(names["y"], (20 * x).clamp(-10, 10).exp())
+    assert "Policy.temperature was 1.0 and is 0.5" in capsys.readouterr().out
+    for temperature, name in ((0.5, "cooler"), (0.25, "coolest")):
+        torch.testing.assert_close(names[name], (x / temperature).softmax(-1))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -232,6 +232,19 @@ def test_what_the_first_call_makes_is_no_error():
     capture(Lazy(), torch.ones(2)).replay()
 
 
+def test_a_cache_may_grow():
+    masks = {}
+
+    def masked(x):
+        if len(x) not in masks:
+            masks[len(x)] = torch.ones(len(x))
+        return x * masks[len(x)]
+
+    graph = capture(masked, torch.ones(2))
+    capture(masked, torch.ones(3))
+    graph.replay()
+
+
 def _numpy_branch(x):
     return x if np.random.default_rng().random() < 0.5 else -x  # a generator made anew: nothing is left of it
 

@@ -256,8 +256,8 @@ class Graph:
         """Raises GraphError if a Python value that the function reads has changed; `replay` does it."""
         if (change := self.change()) is not None:
             raise GraphError(
-                f"{change}, but {self._name} was captured with what it was: call graph.update(fn), which captures "
-                "again, or keep it in a tensor and write that in place"
+                f"{change}, but {self._name} was captured with what it was: call graph.update(fn), or reset() of a "
+                "GraphPool, to capture again, or keep it in a tensor and write that in place"
             )
 
     def info(self) -> GraphInfo:

@@ -81,6 +81,7 @@ class GraphPool:
             UsageError: no rows, more than the largest size, inputs that differ in their number of rows, or a function
                 that does not return as many rows as it is given.
             CaptureError: `fn` does something that a graph cannot hold.
+            GraphError: a Python value that `fn` reads has changed since a graph was captured; `reset` releases them.
         """
         rows = self._rows(inputs)
         size = self.sizes[bisect.bisect_left(self.sizes, rows)]

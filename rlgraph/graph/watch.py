@@ -39,9 +39,10 @@ class Watched:
     Objects are told apart by identity; numbers, strings and tuples of them by value.
 
     What it does not do: it does not look into objects of Python, numpy and torch (see LIBRARIES), so neither into a
-    numpy array's elements nor an iterator's place; not beyond DEPTH and MOST; not at what only code in other threads
-    reads, such as the backward of an autograd.Function on a GPU; and not at a tensor whose memory is exchanged by
-    `tensor.data = ...`, but for the first parameter of a module, which tells `module.half()`.
+    numpy array's elements nor an iterator's place; not beyond DEPTH and MOST; not at keys added to a dict, which may be
+    a cache; not at what only code in other threads reads, such as the backward of an autograd.Function on a GPU; and
+    not at a tensor whose memory is exchanged by `tensor.data = ...`, but for the first parameter of a module, which
+    tells `module.half()`.
 
     Args:
         fn: the function.
@@ -314,7 +315,6 @@ class _Walk:
 
     def _dict(self, content, name, depth):
         self.contents.append((content, dict(content)))
-        self._number(len, content, f"the length of {name}")
         for key in list(content):
             self._item(content, key, f"{name}[{_short(key)}]", depth)
 
@@ -350,7 +350,8 @@ class _Walk:
             self.contents.append((content, dict(content)))
             for key in list(content):
                 self._item(content, key, f"{name}.{key}", depth)
-        self._item(module.__dict__, "training", f"{name}.training", depth)
+        if "training" in module.__dict__:  # torch.compile's has that of the module inside
+            self._item(module.__dict__, "training", f"{name}.training", depth)
         self._object(module, name, depth)
 
     def _optimizer(self, optimizer, name, depth):
