@@ -5,7 +5,8 @@ import warnings
 import pytest
 import torch
 
-from rlgraph.graph.capture import CaptureError, capture
+from rlgraph.errors import CaptureError, UsageError
+from rlgraph.graph.capture import capture
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -122,6 +123,19 @@ def test_wrong_inputs_are_refused(device, inputs, message):
     graph = capture(lambda x: x + 1, torch.zeros(3, device=device))
     with pytest.raises(ValueError, match=message):
         graph.replay(*(x.to(device) for x in inputs))
+
+
+@pytest.mark.parametrize(("device", "other"), [("cpu", "meta"), pytest.param("cuda", "cpu", marks=pytest.mark.gpu)])
+def test_an_input_on_another_device_is_refused_not_copied(device, other):
+    graph = capture(lambda x: x + 1, torch.zeros(3, device=device))
+    with pytest.raises(ValueError, match=rf"captured on {device}.*, got one on {other}: move it there first, by .to\("):
+        graph.replay(torch.zeros(3, device=other))
+    assert graph.replays == 0
+
+
+def test_an_input_that_is_not_a_tensor_is_refused():
+    with pytest.raises(UsageError, match=r"input 1 of <lambda> is of type float: an input is a tensor"):
+        capture(lambda x, y: x + y, torch.zeros(3), 1.0)
 
 
 @pytest.mark.parametrize("device", DEVICES)

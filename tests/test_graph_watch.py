@@ -156,6 +156,18 @@ def test_partials_closures_defaults_dataclasses_and_slots_are_reached(i):
     assert message in str(error.value)
 
 
+def test_a_function_of_self_that_is_no_method():
+    holder = types.SimpleNamespace(gain=1.0)
+
+    def scaled(self, x):
+        return x * self.gain
+
+    graph = capture(functools.partial(scaled, holder), torch.ones(2))
+    holder.gain = 2.0
+    with pytest.raises(GraphError, match=r"gain was 1.0 and is 2.0"):
+        graph.replay()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_learning_rate_of_an_optimiser(device):
     weight = torch.ones(2, device=device, requires_grad=True)

@@ -79,7 +79,7 @@ class Auto:
     `fn` reads and that has changed,** as far as `rlgraph.graph.watch.Watched` sees it, means a new capture. After
     `most` captures in all, whatever fits none of the graphs runs operation by operation, and a warning says so once.
 
-    What it needs: tensors on one device, and `state` and `generators` that are complete: a first call runs `fn` a few
+    What it needs: tensors on one device, and `state` and `generators` that are complete: a capture runs `fn` a few
     times, to try it, and puts those back. On a CPU nothing is tried, and `fn` is called.
 
     What it does not do: it does not see a value that comes from outside and is held nowhere, such as the time of day, a

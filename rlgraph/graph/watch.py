@@ -53,7 +53,8 @@ class Watched:
     def __init__(self, fn: Callable, device: torch.device | None = None, ran: set[types.CodeType] | None = None):
         walk = _Walk(device, ran)
         walk.visit(fn, name_of(fn), 0)
-        if ran is not None and (unknown := ran - walk.matched):  # methods of objects that are not reached as such
+        unknown = [code for code in (ran or set()) - walk.methods if _reads(code).own]
+        if unknown:  # they have a `self`, but are the methods of nothing that is reached
             walk = _Walk(device, ran, unknown)
             walk.visit(fn, name_of(fn), 0)
         self._items, self._item_names = walk.items, walk.item_names
@@ -133,12 +134,12 @@ class Watched:
             if isinstance(container, dict):
                 for key in container.keys() - content.keys():
                     del container[key]
-                container.update(content)
+                container.update((key, value) for key, value in content.items() if container.get(key) is not value)
             elif isinstance(container, set):
                 container &= content
                 container |= content
-            else:  # a deque has no slices
-                container.clear()
+            elif len(container) != len(content) or any(map(operator.is_not, container, content)):
+                container.clear()  # a deque has no slices
                 container.extend(content)
 
     def host_draws(self) -> "HostDraws":
@@ -189,14 +190,16 @@ class HostDraws:
 
     def drawn_from(self) -> str | None:
         """The first that is not where it was."""
-        for (name, get, _), known in zip(self._sources, self._known):
-            if pickle.dumps(get()) != known:
-                return name
-        return None
+        return next((name for name, _, _ in self._moved()), None)
 
     def put_back(self) -> None:
-        for (_, _, put), state in zip(self._sources, self._states):
+        for _, put, state in self._moved():
             put(state)
+
+    def _moved(self):
+        for (name, get, put), state, known in zip(self._sources, self._states, self._known):
+            if pickle.dumps(get()) != known:
+                yield name, put, state
 
 
 def _state_of(generator):
@@ -213,7 +216,7 @@ class _Walk:
 
     def __init__(self, device, ran, by_name=()):
         self._on_gpu = device is not None and device.type == "cuda"
-        self._ran, self.matched = ran, set()  # code, and what of it has been met as a function
+        self._ran, self.methods = ran, set()  # code, and what of it belongs to a class that has been met
         self._names = {name for code in ran or () for name in _reads(code).attributes}
         self._names |= {name for code in by_name for name in _reads(code).own}
         self.items, self.item_names = [], []  # container[key] is value
@@ -267,7 +270,6 @@ class _Walk:
             return
         if not self._runs(fn):
             return
-        self.matched.add(fn.__code__)
         reads = _reads(fn.__code__)
         for variable, cell in zip(fn.__code__.co_freevars, fn.__closure__ or ()):
             if variable in reads.closure and cell != types.CellType():
@@ -310,7 +312,8 @@ class _Walk:
         self.number_names.append(name)
 
     def _tensor(self, tensor, name, depth):
-        if self._on_gpu and tensor.device.type == "cpu":  # one number on the CPU becomes a kernel's argument
+        counted = self._on_gpu and tensor.device.type == "cpu" and not tensor.is_inference()
+        if counted:  # one number on the CPU becomes a kernel's argument
             self._number(operator.attrgetter("_version"), tensor, f"the number of writes to {name}, a CPU tensor,")
 
     def _dict(self, content, name, depth):
@@ -342,7 +345,7 @@ class _Walk:
 
     def _module(self, module, name, depth):
         parameter = next(module.parameters(), None)
-        if id(module) not in self._submodules and parameter is not None and parameter.layout is torch.strided:
+        if id(module) not in self._submodules and type(parameter) is torch.nn.Parameter:
             self._number(torch.Tensor.data_ptr, parameter, f"the address of {name}'s first parameter")
         self._submodules.update(map(id, module.modules()))
         for kind in MODULE_PARTS[1:]:
@@ -380,7 +383,7 @@ class _Walk:
         if klass not in self._owns:
             functions = [_function_of(member) for base in klass.__mro__ for member in vars(base).values()]
             codes = {fn.__code__ for fn in functions if fn is not None and self._runs(fn)}
-            self.matched |= codes
+            self.methods |= codes
             self._owns[klass] = {name for code in codes for name in _reads(code).own}
         return self._owns[klass]
 
