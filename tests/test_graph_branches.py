@@ -49,7 +49,7 @@ def test_branches_inside_branches(device):
     def forked(k):
         return lambda: sum(branches(lambda: x * k, lambda: x * (k + 1), lambda: x * (k + 2), device=device))
 
-    graph = capture(lambda: branches(forked(1), forked(10), device=device))
+    graph = capture(lambda: branches(forked(1), forked(10), device=device), device=device)
     a, b = graph.replay()
     assert (a.unique().tolist(), b.unique().tolist()) == ([6], [33])
 
@@ -62,7 +62,7 @@ def test_random_numbers_are_those_of_one_after_the_other(device):
         return lambda: torch.rand(1000, generator=generator, device=device)
 
     forked, serial = generators
-    graph = capture(lambda: branches(draw(forked), draw(forked), draw(forked), device=device), generators=[forked])
+    graph = capture(lambda: branches(draw(forked), draw(forked), draw(forked), device=device), generators=[forked], device=device)
     for _ in range(3):
         expected = [draw(serial)() for _ in range(3)]
         for a, b in zip(graph.replay(), expected, strict=True):
