@@ -62,7 +62,9 @@ def test_random_numbers_are_those_of_one_after_the_other(device):
         return lambda: torch.rand(1000, generator=generator, device=device)
 
     forked, serial = generators
-    graph = capture(lambda: branches(draw(forked), draw(forked), draw(forked), device=device), generators=[forked], device=device)
+    graph = capture(
+        lambda: branches(draw(forked), draw(forked), draw(forked), device=device), generators=[forked], device=device
+    )
     for _ in range(3):
         expected = [draw(serial)() for _ in range(3)]
         for a, b in zip(graph.replay(), expected, strict=True):
