@@ -37,14 +37,16 @@ class UntilSolved:
         epochs: the branch of each epoch that can be left out: those after the first, with config.target_kl.
 
     Raises:
-        UsageError: the trainer draws from torch's generators, which do not advance inside a graph; or there are
-            episodes to evaluate, and the environment has no time limit.
+        UsageError: the trainer draws from torch's generators, which do not advance inside a graph; there are episodes
+            to evaluate, and the environment has no time limit; or their number makes no sense.
         GraphError, CaptureError: as `while_graph`.
     """
 
     def __init__(self, trainer: PPO, target: float, eval_episodes: int = 0):
         if getattr(trainer, "updates", None) is None:
             raise UsageError("training in one launch needs PPO in mode fused, with its updates in kernels")
+        if eval_episodes < 0:
+            raise UsageError(f"eval_episodes must be at least 0, but is {eval_episodes}")
         self.trainer, device = trainer, trainer.device
         config, policy = trainer.config, trainer.policy.for_kernels()
         self._evaluation = None
@@ -72,7 +74,7 @@ class UntilSolved:
             self.loop.replay()
 
     def solved(self) -> bool:
-        """Whether the last `run` ended at the target. Waits for it."""
+        """Whether the last `run` ended at the target. Waits for the current stream, on which that was launched."""
         return not self._going_on
 
     # ---- the graph

@@ -146,13 +146,15 @@ def test_a_branch_inside_a_loop_sees_what_came_before_it_in_the_iteration(device
     def double():
         seen.mul_(2)
 
-    loop = while_graph([c.count, look, if_graph(third, note, state=seen), double], c.going_on, state=[c.state, third])
+    branch = if_graph(third, note, state=seen)
+    loop = while_graph([c.count, look, branch, double], c.going_on, state=[c.state, third])
     for _ in range(3):
         seen.zero_()
         c.again(10)
         loop.replay()
         expected = {n: n * (n + 1) // 2 * 2 ** (11 - n) for n in (3, 6, 9)}
         assert seen.tolist() == [expected.get(n, 0) for n in range(20)]
+    assert (loop.replays, branch.replays) == (3, 0)  # it was never replayed itself
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -303,7 +305,7 @@ def test_evaluations_in_a_loop_begin_elsewhere_every_time(device):
     assert len(returns.unique()) == returns.numel()
 
 
-def test_training_in_one_launch_needs_kernels():
+def test_training_in_one_launch_says_what_it_needs():
     with pytest.raises(UsageError, match="needs PPO in mode fused, with its updates in kernels"):
         UntilSolved(trained("cpu", mode="eager"), target=3.0)
 
