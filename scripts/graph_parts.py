@@ -4,16 +4,14 @@ python scripts/graph_parts.py --out graph-parts.json
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
-from pathlib import Path
 
 import torch
 
 import rlgraph
-from rlgraph.bench.provenance import provenance
+from rlgraph.bench.results import write_measured
 from rlgraph.graph.branches import branches
 from rlgraph.graph.capture import capture
 from rlgraph.graph.control import if_graph, while_graph
@@ -152,10 +150,7 @@ def main():
         print(part)
         for row in rows:
             print("  ", "  ".join(f"{k} {v:.2f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
-    if args.out:
-        command = " ".join(["python scripts/graph_parts.py", *sys.argv[1:]])
-        written = {"command": command, "provenance": provenance(args.commit), **parts}
-        Path(args.out).write_text(json.dumps(written, indent=2) + "\n")
+    write_measured(args, "python scripts/graph_parts.py", sys.argv[1:], parts)
 
 
 if __name__ == "__main__":

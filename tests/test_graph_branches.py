@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlgraph.graph import bindings
-from rlgraph.graph.branches import branches
+from rlgraph.graph.branches import _device, branches
 from rlgraph.graph.capture import capture
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -79,6 +79,13 @@ def test_an_error_in_a_branch_is_raised_and_the_next_call_works(device):
     with pytest.raises(ValueError, match="no"):
         branches(lambda: torch.ones(1, device=device), fail, device=device)
     assert [t.item() for t in branches(*[lambda: torch.ones(1, device=device)] * 3, device=device)] == [1, 1, 1]
+
+
+def test_streams_are_kept_for_the_device_that_cuda_means_at_the_time(monkeypatch):
+    for current in (0, 1):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda current=current: current)
+        assert _device("cuda") == torch.device("cuda", current)
+    assert (_device("cuda:3"), _device("cpu")) == (torch.device("cuda:3"), torch.device("cpu"))
 
 
 # ---- on a GPU

@@ -92,7 +92,8 @@ class Shuffle:
         self.rows, self.size, self.generator = rows, rows // minibatches, generator
         self.key = torch.zeros(1, dtype=torch.int64, device=device)
         self._holds_key = False
-        self.order_UM = torch.empty(epochs * minibatches, self.size, dtype=torch.int32, device=device)
+        # Zeros: rows that exist, should an epoch be warmed up before an order was drawn.
+        self.order_UM = torch.zeros(epochs * minibatches, self.size, dtype=torch.int32, device=device)
         self.moments_U = torch.empty(epochs * minibatches, cdiv(self.size, TILE), 2, device=device)
 
     def hold_key(self) -> None:

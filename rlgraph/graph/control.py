@@ -31,7 +31,9 @@ def while_graph(
             then keeps the device busy until the process is killed.
 
     What it needs: a driver for CUDA 12.4 or later and the package cuda-bindings. It costs a few microseconds an
-    iteration: worth it around a training iteration, not around a step of an environment.
+    iteration: worth it around a training iteration, not around a step of an environment. Each function is warmed up
+    and captured by itself, and those of a loop or branch inside before those around it, so what one leaves to another
+    must be in a tensor made beforehand, and must already make sense there (an index: not outside).
 
     What it does not do: torch's generators do not advance inside, so drawing from one is an error; use draws that count
     on the device (rlgraph.fused's: Philox of a key and a counter). It does not stop for Ctrl-C, and has no outputs.
@@ -60,7 +62,7 @@ class Conditional:
 
     Attributes:
         captured: True if `replay` launches a CUDA graph.
-        replays: how often `replay` has run.
+        replays: how often `replay` has run; as a part of another one it does not count.
     """
 
     def __init__(self, body, condition, state, most, loop):
@@ -92,7 +94,10 @@ class Conditional:
             self._graph.launch()
 
     def iterations(self) -> int:
-        """How often the body ran in the last replay. Waits for it."""
+        """How often the body ran in the last replay; that of a part, when it was last come to.
+
+        Waits for the current stream, which must be the one that was replayed on.
+        """
         return int(self._count)
 
     def _part(self, part, state) -> "Graph | Conditional":
@@ -128,7 +133,10 @@ class Conditional:
         count = 0
         while bool(self._condition) and count < (self._most if self._loop else 1):
             for part in self._parts:
-                part.replay()
+                if isinstance(part, Conditional):
+                    part._run_on_host()
+                else:
+                    part.replay()
             count += 1
         self._count.fill_(count)
 

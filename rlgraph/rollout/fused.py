@@ -157,10 +157,16 @@ class FusedEvaluation:
         self.returns_B = torch.zeros(num_episodes, device=self.device)
         self.key = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.counter = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._holds_key = False
 
     def state(self) -> dict:
         """The tensor that one `play` leaves to the next, by name."""
         return {"counter": self.counter}
+
+    def hold_key(self) -> None:
+        """Draw a key, and none from now on: episodes are told apart by the count of steps. See FusedCollector."""
+        self.key.random_(generator=self.generator)
+        self._holds_key = True
 
     @torch.no_grad()
     def play(self) -> torch.Tensor:
@@ -169,7 +175,8 @@ class FusedEvaluation:
         Returns:
             [num_episodes] float32, undiscounted returns; overwritten by the next call.
         """
-        self.key.random_(generator=self.generator)
+        if not self._holds_key:
+            self.key.random_(generator=self.generator)
         arrays = [self.key, self.counter, *_parameters(self.policy, "actor"), self.returns_B]
         with build.on(self.device):
             self._kernel[lambda meta: (build.cdiv(self.num_episodes, meta["BLOCK"]),)](*arrays, self.num_episodes)
