@@ -16,8 +16,7 @@ class UntilSolved:
     """Training iterations, repeated by the device until a mean return reaches a target or the steps are used up.
 
     Args:
-        trainer: in mode `fused`, with its updates in kernels. Its random numbers are drawn under the keys drawn here
-            from now on, and told apart by what the device counts.
+        trainer: in mode `fused`, with its updates in kernels.
         target: the mean return that is enough.
         eval_episodes: 0: that of the episodes that ended lately in training, where actions are drawn. Otherwise that of
             so many greedy ones, which the device plays after each iteration in which an episode has ended.
@@ -37,8 +36,8 @@ class UntilSolved:
         epochs: the branch of each epoch that can be left out: those after the first, with config.target_kl.
 
     Raises:
-        UsageError: the trainer draws from torch's generators, which do not advance inside a graph; there are episodes
-            to evaluate, and the environment has no time limit; or their number makes no sense.
+        UsageError: the trainer is another one: it draws from torch's generators, which do not advance inside a graph;
+            there are episodes to evaluate, and the environment has no time limit; or their number makes no sense.
         GraphError, CaptureError: as `while_graph`.
     """
 
@@ -52,9 +51,6 @@ class UntilSolved:
         self._evaluation = None
         if eval_episodes:
             self._evaluation = FusedEvaluation(trainer.env, policy, eval_episodes, trainer.generator, config.precision)
-        for part in (trainer.collector, trainer.updates.shuffle, self._evaluation):
-            if part is not None:
-                part.hold_key()
         self.target = torch.tensor(float(target), device=device)
         self.mean_return, self.greedy_return = (torch.full((), torch.nan, device=device) for _ in range(2))
         self.evaluations = torch.zeros((), dtype=torch.int64, device=device)

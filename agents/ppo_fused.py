@@ -41,7 +41,7 @@ class FusedUpdates:
         config: see PPOConfig.
         learning_rate: [] float32 on the device.
         iteration: [] int64 on the device, another in every call of `run`.
-        generator: on the device; every `run` draws a key from it.
+        generator: on the device; a key is drawn from it here, and nothing by `run`.
 
     Attributes:
         stopped: [] float32, 1 once a minibatch of this iteration has gone beyond config.target_kl, else 0.

@@ -185,7 +185,9 @@ class PPO(Trainer):
 
     def _state(self) -> dict:
         """Every tensor that one iteration leaves to the next, by name."""
+        in_kernels = {} if self.updates is None else {"order_key": self.updates.shuffle.key}
         return {
+            **in_kernels,
             "collector": self.collector.state(),
             "policy": self.policy.state_dict(),
             "optimizer": dict(zip(dict(self.policy.named_parameters()), self._optimizer_state())),

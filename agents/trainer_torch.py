@@ -177,7 +177,7 @@ class Trainer:
         generator = torch.Generator(self.device).manual_seed(seed)
         if self.graph is not None and self.graph.captured and self.why_not_fused(config, env) is None:
             fused = FusedEvaluation(env, self.policy.for_kernels(), num_episodes, generator, config.precision)
-            graph = capture(fused.play, state=fused.state(), generators=[generator], device=self.device)
+            graph = capture(fused.play, state=fused.state(), device=self.device)
             return lambda: graph.replay().numpy(force=True), "one kernel, replayed as a CUDA graph"
 
         def play() -> np.ndarray:
