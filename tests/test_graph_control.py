@@ -6,13 +6,13 @@ On a CPU the host decides; on a GPU each is one launch.
 import dataclasses
 import sys
 import time
-import types
 
 import numpy as np
 import pytest
 import torch
 from fused_tools import DEVICES as FUSED_DEVICES
 from fused_tools import make_env, make_policy
+from graph_tools import DEVICES, Counting, fake_api
 from torch.utils._pytree import tree_leaves
 
 from rlgraph.agents.one_launch import UntilSolved
@@ -21,41 +21,16 @@ from rlgraph.agents.ppo_torch import PPO
 from rlgraph.errors import CaptureError, GraphError, UsageError
 from rlgraph.graph import bindings
 from rlgraph.graph.capture import capture
-from rlgraph.graph.control import if_graph, while_graph
+from rlgraph.graph.control import Conditional, if_graph, while_graph
 from rlgraph.rollout.fused import FusedCollector, FusedEvaluation
 
 pytestmark = [
     pytest.mark.usefixtures("own_kernel_cache", "quick_interpreter"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # of numpy, where a kernel then drops the result
 ]
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SMALL = PPOConfig(
     num_envs=4, num_steps=4, num_minibatches=1, num_epochs=1, hidden=(4,), mode="fused", total_steps=2 * 16
 )
-
-
-class Counting:
-    """Counts up to a limit, and adds what it counted."""
-
-    def __init__(self, device, limit, dtype=torch.bool):
-        self.number, self.total = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
-        self.limit = torch.tensor(limit, device=device)
-        self.going_on = torch.ones((), dtype=dtype, device=device)
-
-    @property
-    def state(self):
-        return [self.number, self.total]
-
-    def count(self):
-        self.number += 1
-        self.total += self.number
-        self.going_on.copy_(self.number < self.limit)
-
-    def again(self, limit):
-        self.number.zero_()
-        self.total.zero_()
-        self.limit.fill_(limit)
-        self.going_on.fill_(1)
 
 
 # ---- loops
@@ -335,11 +310,7 @@ def test_what_makes_no_body_is_refused():
 def test_without_cuda_bindings_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(GraphError, match=r'needs the package cuda-bindings, .*pip install "cuda-bindings==\d+\.\*"'):
-        bindings.check_conditional_nodes()
-
-
-def fake_api(**functions):
-    return types.SimpleNamespace(**{name: lambda *args, r=result: r for name, result in functions.items()})
+        bindings.check_driver(*Conditional.NEEDS)
 
 
 def test_a_call_that_fails_is_named_with_its_error():
@@ -356,12 +327,13 @@ def test_an_old_driver_is_refused_by_its_version(monkeypatch):
     runtime = fake_api(cudaDriverGetVersion=(0, 12020))
     monkeypatch.setattr(bindings, "load", lambda: (runtime, None))
     with pytest.raises(GraphError, match=r"a driver for CUDA 12\.4 or later, and this one is for CUDA 12\.2"):
-        bindings.check_conditional_nodes()
+        bindings.check_driver(*Conditional.NEEDS)
 
 
-def test_the_kernel_that_decides_compiles_for_every_architecture():
+@pytest.mark.parametrize("source", [bindings.SET_CONDITION, bindings.LAUNCH], ids=["set_condition", "launch"])
+def test_the_kernel_that_decides_compiles_for_every_architecture(source):
     pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings")
     for architecture in ("sm_75", "sm_90"):
-        assert bindings.cubin(architecture).startswith(b"\x7fELF")
+        assert bindings.cubin(source, architecture).startswith(b"\x7fELF")
     with pytest.raises(GraphError, match=r"nvrtcCompileProgram failed: .* for sm_1: "):
-        bindings.cubin("sm_1")
+        bindings.cubin(source, "sm_1")
