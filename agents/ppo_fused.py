@@ -41,7 +41,10 @@ class FusedUpdates:
         config: see PPOConfig.
         learning_rate: [] float32 on the device.
         iteration: [] int64 on the device, another in every call of `run`.
-        generator: on the device; every `run` draws a key from it.
+        generator: on the device; a key is drawn from it here, and nothing by `run`.
+
+    Attributes:
+        stopped: [] float32, 1 once a minibatch of this iteration has gone beyond config.target_kl, else 0.
     """
 
     def __init__(
@@ -73,14 +76,25 @@ class FusedUpdates:
         Returns:
             [7]: sums over the updates of ppo_loss's metrics, of the gradient norm, and of 1 for each step taken.
         """
-        limit = math.inf if self.config.target_kl is None else self.config.target_kl
+        self.begin(advantage_TB)
+        for epoch in range(self.config.num_epochs):
+            self.epoch(epoch, rollout, advantage_TB)
+        return self.totals[:, : TAKEN + 1].sum(dim=0)
+
+    def begin(self, advantage_TB: torch.Tensor) -> None:
+        """What comes before the first epoch: an order of the steps for each."""
         self.stopped.zero_()
         with build.on(advantage_TB.device):
             self.shuffle.draw(self.iteration, advantage_TB)
-            for update, total_C in enumerate(self.totals):
+
+    def epoch(self, epoch: int, rollout: Rollout, advantage_TB: torch.Tensor) -> None:
+        """One pass over the steps. Once `stopped` is set it moves nothing, and can as well be left out."""
+        minibatches = self.config.num_minibatches
+        limit = math.inf if self.config.target_kl is None else self.config.target_kl
+        with build.on(advantage_TB.device):
+            for update in range(epoch * minibatches, (epoch + 1) * minibatches):
                 self._gradients(rollout, advantage_TB, update)
-                self.adam.take(self.partial, total_C, self.rows, self.stopped, APPROX_KL, limit)
-        return self.totals[:, : TAKEN + 1].sum(dim=0)
+                self.adam.take(self.partial, self.totals[update], self.rows, self.stopped, APPROX_KL, limit)
 
     def fits(self, rollout: Rollout) -> bool:
         """Whether the device has the memory that a program of the gradients' kernel shares. Compiles the kernel."""

@@ -14,7 +14,7 @@ from rlgraph.agents.ppo import PPOConfig
 from rlgraph.agents.trainer_torch import Trainer
 from rlgraph.devices import torch_device
 from rlgraph.environment import Environment
-from rlgraph.rollout import Rollout
+from rlgraph.rollout import EpisodeTotals, Rollout
 from rlgraph.rollout.fused import FusedCollector, why_not
 from rlgraph.rollout.torch import Collector
 
@@ -83,6 +83,13 @@ class PPO(Trainer):
 
     def _iteration(self) -> torch.Tensor:
         """Collect, advantages, update. Nothing here reads a device value on the host. Returns METRICS' vector."""
+        rollout, episodes, batch = self._before_updates()
+        totals = self._updates(batch) if self.updates is None else self.updates.run(rollout, batch.advantage)
+        self._after_updates(rollout)
+        means = totals[:6] / self.config.num_updates
+        return torch.stack([*means, self.learning_rate, totals[6], *episodes])
+
+    def _before_updates(self) -> tuple[Rollout, EpisodeTotals, Batch]:
         config = self.config
         rollout, episodes = self.collector.collect()
         with torch.no_grad():
@@ -90,13 +97,13 @@ class PPO(Trainer):
             if config.anneal_lr:
                 left = (1 - self.iteration / config.num_iterations).clamp(min=0)
                 self.learning_rate.copy_(config.learning_rate * left)
-        totals = self._updates(batch) if self.updates is None else self.updates.run(rollout, batch.advantage)
-        if config.normalize_obs:
+        return rollout, episodes, batch
+
+    def _after_updates(self, rollout: Rollout) -> None:
+        if self.config.normalize_obs:
             flat = self.policy.flat(rollout.obs).flatten(0, 1)
             merge_moments(self.policy.obs_mean, self.policy.obs_var, self.obs_count, flat)
         self.iteration += 1
-        means = totals[:6] / config.num_updates
-        return torch.stack([*means, self.learning_rate, totals[6], *episodes])
 
     def _advantages(self, rollout: Rollout) -> Batch:
         config = self.config
@@ -178,7 +185,9 @@ class PPO(Trainer):
 
     def _state(self) -> dict:
         """Every tensor that one iteration leaves to the next, by name."""
+        in_kernels = {} if self.updates is None else {"order_key": self.updates.shuffle.key}
         return {
+            **in_kernels,
             "collector": self.collector.state(),
             "policy": self.policy.state_dict(),
             "optimizer": dict(zip(dict(self.policy.named_parameters()), self._optimizer_state())),

@@ -196,8 +196,8 @@ class Trainer:
         generator = torch.Generator(self.device).manual_seed(seed)
         if self.graph is not None and self.graph.captured and self.why_not_fused(config, env) is None:
             fused = FusedEvaluation(env, self.policy.for_kernels(), num_episodes, generator, config.precision)
-            tensors = {"state": fused.state(), "generators": [generator]}
-            graph = capture(fused.play, **tensors, device=self.device, watch=False)  # all that it reads is rlgraph's
+            # All that it reads is rlgraph's own.
+            graph = capture(fused.play, state=fused.state(), device=self.device, watch=False)
             return lambda: graph.replay().numpy(force=True), "one kernel, replayed as a CUDA graph"
 
         def play() -> np.ndarray:

@@ -1,25 +1,27 @@
-"""Measure what updates, loops, branches and parallel branches of CUDA graphs cost and gain. Needs an NVIDIA GPU.
+"""Measure what updates, loops, branches, launches from the device and parallel branches of CUDA graphs cost and gain.
+
+Needs an NVIDIA GPU.
 
 python scripts/graph_parts.py --out graph-parts.json
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
-from pathlib import Path
 
 import torch
 
 import rlgraph
-from rlgraph.bench.provenance import provenance
+from rlgraph.bench.results import write_measured
 from rlgraph.graph.branches import branches
 from rlgraph.graph.capture import capture
 from rlgraph.graph.control import if_graph, while_graph
+from rlgraph.graph.relaunch import relaunching
+from rlgraph.rollout.fused import FusedCollector
 from rlgraph.rollout.torch import Collector
 
-REPEATS, REPLAYS = 20, 200
+REPEATS, REPLAYS, ITERATIONS = 20, 200, 1000
 DEVICE = "cuda"
 
 
@@ -34,6 +36,18 @@ def device_us(run, count: int = REPLAYS) -> float:
         end.record()
         end.synchronize()
         times.append(1e3 * start.elapsed_time(end) / count)
+    return statistics.median(times)
+
+
+def host_us(run) -> float:
+    """Microseconds of a call on the host, median; each begins on an idle device."""
+    times = []
+    for _ in range(REPEATS):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        run()
+        times.append(1e6 * (time.perf_counter() - started))
+    torch.cuda.synchronize()
     return statistics.median(times)
 
 
@@ -116,6 +130,42 @@ def control_costs() -> list[dict]:
     return rows
 
 
+# ---- a loop by the host, by a WHILE node, by a graph that launches itself again
+
+
+def one_kernel():
+    x = torch.zeros((), device=DEVICE)
+    return lambda: x.add_(1), [x]
+
+
+def fused_rollout(num_envs: int = 64, num_steps: int = 16):
+    """A rollout with random actions, all of it in one kernel, and a few that count."""
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    collector = FusedCollector(rlgraph.make("CartPole-v1"), None, num_envs, num_steps, generator, "ieee")
+    return collector.collect, collector.state()
+
+
+def loop_costs(name: str, body, state) -> list[dict]:
+    """Microseconds of an iteration on the device, and of the host for all of them."""
+    graph, on = capture(body, state=state), torch.ones((), dtype=torch.bool, device=DEVICE)
+
+    def replays():
+        for _ in range(ITERATIONS):
+            graph.replay()
+
+    ways = {
+        "replays": replays,
+        "a WHILE node": while_graph(body, on, state=state, most=ITERATIONS).replay,
+        "tail launches": relaunching(body, on, state=state, most=ITERATIONS).replay,
+    }
+    rows = []
+    for way, run in ways.items():
+        run()  # which takes it to the device
+        us = device_us(run, 1) / ITERATIONS
+        rows.append({"what": name, "by": way, "us_an_iteration": us, "host_us": host_us(run)})
+    return rows
+
+
 # ---- parallel branches
 
 
@@ -146,16 +196,15 @@ def main():
         "update": [update_costs(f"{n} kernels", chain(n)) for n in (10, 100, 1000)]
         + [update_costs("CartPole-v1, 16 steps", made, [generator])],
         "control": control_costs(),
+        f"loops of {ITERATIONS}": loop_costs("one kernel", *one_kernel())
+        + loop_costs("a fused rollout, B = 64, T = 16", *fused_rollout()),
         "branches": [branch_gains(n, B) for n in (2, 8) for B in (64, 1024, 16384)],
     }
     for part, rows in parts.items():
         print(part)
         for row in rows:
             print("  ", "  ".join(f"{k} {v:.2f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
-    if args.out:
-        command = " ".join(["python scripts/graph_parts.py", *sys.argv[1:]])
-        written = {"command": command, "provenance": provenance(args.commit), **parts}
-        Path(args.out).write_text(json.dumps(written, indent=2) + "\n")
+    write_measured(args, "python scripts/graph_parts.py", sys.argv[1:], parts)
 
 
 if __name__ == "__main__":

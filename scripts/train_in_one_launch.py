@@ -1,13 +1,17 @@
 """Train PPO until it is solved by one launch of a CUDA graph: the host does nothing in between.
 
-    python scripts/train_in_one_launch.py --env CartPole-v1
+    python scripts/train_in_one_launch.py --env CartPole-v1 --seeds 10 --out one-launch.json
 
-The graph is a WHILE node around a training iteration; the device compares the mean return of training with the target.
-Then the policy plays greedily. Without a GPU the host loops, and with TRITON_INTERPRET=1 it takes long.
+The graph is a WHILE node around a training iteration. After each in which an episode has ended, the device plays
+--eval-episodes greedy ones and compares their mean return with the target, as `rlgraph bench solve` does from the host;
+with --eval-episodes 0 the mean return of training decides. At the end the host evaluates the policy once more, from
+other starts. Seconds are from the launch until the device is done, and what is built and compiled before is not in
+them. Without a GPU the host loops, and with TRITON_INTERPRET=1 it takes long.
 """
 
 import argparse
 import dataclasses
+import statistics
 import sys
 import time
 
@@ -15,21 +19,20 @@ import torch
 
 import rlgraph
 from rlgraph.agents.one_launch import UntilSolved
+from rlgraph.agents.ppo import PPOConfig
 from rlgraph.agents.ppo_torch import PPO
+from rlgraph.bench.results import write_measured
+from rlgraph.config import SEEDS
+from rlgraph.environment import Environment
 from rlgraph.errors import CaptureError, GraphError, UsageError
 from rlgraph.train import EVAL_SEED_OFFSET, default_config
 
 
-def train(args) -> None:
-    env = rlgraph.make(args.env)
-    target = env.definition.REWARD_THRESHOLD if args.target is None else args.target
-    if target is None:
-        raise UsageError(f"environment {args.env!r} does not say what counts as solved: give a mean return as --target")
-    sizes = {name: getattr(args, name) for name in ("num_envs", "num_steps", "total_steps") if getattr(args, name)}
-    config = dataclasses.replace(default_config("ppo", args.env), mode="fused", seed=args.seed, **sizes)
-    started = time.perf_counter()
+def train(config: PPOConfig, env: Environment, target: float, eval_episodes: int) -> dict:
+    """Build, launch, wait, evaluate: what one seed came to."""
+    began = time.perf_counter()
     trainer = PPO(config, env)
-    run = UntilSolved(trainer, target)
+    run = UntilSolved(trainer, target, eval_episodes)
     wait(trainer.device)
     built = time.perf_counter()
     run.run()
@@ -37,15 +40,22 @@ def train(args) -> None:
     wait(trainer.device)
     done = time.perf_counter()
     iterations = run.loop.iterations()
-    returns = trainer.evaluate_policy(trainer.policy, env, config.eval_episodes, args.seed + EVAL_SEED_OFFSET)
-    print(f"{config.env}, seed {config.seed}, B = {config.num_envs}, T = {config.num_steps}, on {trainer.device}")
-    print(f"building, compiling and capturing: {built - started:.1f} s")
-    print(
-        f"host, for the launch: {1e6 * (launched - built):.0f} µs" + ("" if run.loop.captured else " (it is the loop)")
-    )
-    print(f"training: {done - built:.3f} s, {iterations} iterations, {iterations * config.batch_size:,} steps")
-    print(f"mean return in training {run.mean_return.item():.1f}, target {target:g}")
-    print(f"greedy return {returns.mean():.1f} ± {returns.std():.1f} over {len(returns)} episodes")
+    seed = (config.seed + EVAL_SEED_OFFSET) % SEEDS
+    returns = trainer.evaluate_policy(trainer.policy, env, config.eval_episodes, seed)
+    return {
+        "seed": config.seed,
+        "solved": run.solved(),
+        "seconds": done - built,
+        "host_us": 1e6 * (launched - built),
+        "one_launch": run.loop.captured,
+        "iterations": iterations,
+        "steps": iterations * config.batch_size,
+        "evaluations": int(run.evaluations),
+        "training_return": float(run.mean_return),
+        "deciding_return": float(run.greedy_return if eval_episodes else run.mean_return),
+        "greedy_return": float(returns.mean()),
+        "build_s": built - began,
+    }
 
 
 def wait(device: torch.device) -> None:
@@ -53,15 +63,54 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def measure(args) -> dict:
+    """A row for each seed, and medians over them."""
+    if args.seeds < 1:
+        raise UsageError(f"seeds must be at least 1, but is {args.seeds}")
+    env = rlgraph.make(args.env)
+    target = env.definition.REWARD_THRESHOLD if args.target is None else args.target
+    if target is None:
+        raise UsageError(f"environment {args.env!r} does not say what counts as solved: give a mean return as --target")
+    chosen = ("num_envs", "num_steps", "num_epochs", "total_steps", "target_kl")
+    chosen = {name: getattr(args, name) for name in chosen if getattr(args, name) is not None}
+    config = dataclasses.replace(default_config("ppo", args.env), mode="fused", **chosen)
+    eval_episodes = config.eval_episodes if args.eval_episodes is None else args.eval_episodes
+    decides = f"{eval_episodes} greedy episodes" if eval_episodes else "training"
+    print(f"{config.env} to a mean return of {target:g} of {decides}, B = {config.num_envs}, T = {config.num_steps}")
+    print("seed  solved  iterations  evaluations  seconds  host µs  deciding return  greedy return")
+    rows = []
+    for seed in range(args.seed, args.seed + args.seeds):
+        rows.append(train(dataclasses.replace(config, seed=seed), env, target, eval_episodes))
+        row = {**rows[-1], "solved": "yes" if rows[-1]["solved"] else "no"}
+        print(
+            "{seed:4}  {solved:>6}  {iterations:10}  {evaluations:11}  {seconds:7.3f}  {host_us:7.0f}  "
+            "{deciding_return:15.1f}  {greedy_return:13.1f}".format(**row),
+            flush=True,
+        )
+    if not rows[0]["one_launch"]:
+        print("Without a GPU the host's part is the whole loop.")
+    figures = ("seconds", "host_us", "iterations", "evaluations", "greedy_return")
+    medians = {name: statistics.median(row[name] for row in rows) for name in figures}
+    print("median: " + ", ".join(f"{name} {value:g}" for name, value in medians.items()))
+    rows = [{name: None if x != x else x for name, x in row.items()} for row in rows]  # JSON has no NaN
+    return {"config": dataclasses.asdict(config), "target": target, "median": medians, "rows": rows}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--env", default="CartPole-v1")
-    parser.add_argument("--target", type=float, help="mean return in training; the environment's mark if left out")
-    parser.add_argument("--seed", type=int, default=0)
-    for option in ("--num-envs", "--num-steps", "--total-steps"):
+    parser.add_argument("--target", type=float, help="mean return; the environment's own mark if left out")
+    parser.add_argument("--eval-episodes", type=int, help="greedy ones that decide; 0: training does; 100 if left out")
+    parser.add_argument("--seed", type=int, default=0, help="the first one; the others follow")
+    parser.add_argument("--seeds", type=int, default=1)
+    for option in ("--num-envs", "--num-steps", "--num-epochs", "--total-steps"):
         parser.add_argument(option, type=int, help="as `rlgraph train ppo`'s")
+    parser.add_argument("--target-kl", type=float, help="as `rlgraph train ppo`'s")
+    parser.add_argument("--out", help="JSON file to write")
+    parser.add_argument("--commit", default="", help="to note where there is no git checkout to ask")
+    args = parser.parse_args()
     try:
-        train(parser.parse_args())
+        write_measured(args, "python scripts/train_in_one_launch.py", sys.argv[1:], measure(args))
     except (UsageError, GraphError, CaptureError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

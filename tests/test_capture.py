@@ -235,6 +235,17 @@ def test_an_error_inside_warm_up_or_capture_names_the_line_and_leaves_the_proces
 
 
 @pytest.mark.gpu
+def test_what_launches_nothing_is_an_error_and_without_tensors_a_gpu_is_taken():
+    x, on_host = torch.zeros(3, device="cuda"), torch.zeros(3)
+    graph = capture(lambda: x + 1)
+    assert graph.captured
+    assert torch.equal(graph.replay(), x + 1)
+    with pytest.raises(CaptureError, match="launches nothing on cuda:0: name the device"):
+        capture(lambda: on_host.add_(1))
+    assert torch.equal(capture(lambda: x + 2).replay(), x + 2)
+
+
+@pytest.mark.gpu
 def test_a_graph_may_share_another_ones_pool():
     x = torch.ones(1 << 20, device="cuda")
     first = capture(lambda x: (x * 2).sum(), x)

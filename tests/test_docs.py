@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fused_tools import DEVICES as FUSED_DEVICES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -28,12 +29,16 @@ def test_the_capture_example(device):
     assert names["position"].std().item() == pytest.approx(1000**0.5, rel=0.05)
 
 
-def graphs_example(section, device):
-    """The names that the example in a section of docs/graphs.md leaves."""
+def graphs_example(section, device, which=0, **changed):
+    """The names that an example in a section of docs/graphs.md leaves; `changed`: words in it, and what they become."""
     page = (ROOT / "docs" / "graphs.md").read_text()
-    (example,) = re.findall(rf"\n## {section}\n(?:(?!\n## ).)*?```python\n(.*?)```", page, re.DOTALL)
+    (text,) = re.findall(rf"\n## {section}\n(.*?)(?=\n## )", page, re.DOTALL)
+    example = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[which]
+    for word, other in {'"cuda"': f'"{device}"', **changed}.items():
+        assert word in example
+        example = example.replace(word, other)
     names = {"__name__": "example"}  # or classes are of the module builtins
-    exec(example.replace('"cuda"', f'"{device}"'), names)
+    exec(example, names)
     return names
 
 
@@ -59,6 +64,23 @@ def test_the_loop_example(device):
     iterations = names["loop"].iterations()
     assert 5 <= iterations <= 12
     assert names["curve"].isfinite().sum() == iterations // 2
+
+
+@pytest.mark.usefixtures("own_kernel_cache", "quick_interpreter")
+@pytest.mark.parametrize("device", FUSED_DEVICES)
+def test_the_relaunching_example(device):
+    small = {"None, 64, 16": "None, 16, 8", "1000": "5"} if device == "cpu" else {}
+    names = graphs_example("Launches from the device", device, **small)
+    T, enough = (8, 5) if device == "cpu" else (16, 1000)
+    assert enough <= names["episodes"].item() < 2 * enough + 16
+    assert names["collector"].counter.item() == names["loop"].iterations() * T >= 2 * T
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_example_of_a_launch_beside(device):
+    names = graphs_example("Launches from the device", device, which=1)
+    assert names["score"].item() == pytest.approx(-3 * 0.9**30, rel=1e-4)
+    assert names["weight"].item() == pytest.approx(3 - 3 * 0.9**31, rel=1e-4)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

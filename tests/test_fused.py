@@ -166,7 +166,7 @@ def check_equality(env, B, T, policy, collects=2):
         expected = as_numpy(reference.collect_as(collector))
         assert_alike(got, expected, rtol, atol)
         assert_same_carry(collector, reference, rtol, atol)
-        assert copy(collector.counter) == (i + 1) * T
+        assert copy(collector.counter) == (i + 1 if i < 2 else i - 1) * T  # `reset` begins anew
         ended += got["count"]
     assert ended >= collects * B * (T // env.max_episode_steps)
 
@@ -377,7 +377,7 @@ def test_the_buffers_stay_where_they_are():
 def captured(env, B, T, seed=0):
     policy = make_policy(env, device="cuda")
     collector = make_fused(env, B, T, policy, "cuda", seed)
-    graph = capture(collector.collect, state=collector.state(), generators=[collector.generator])
+    graph = capture(collector.collect, state=collector.state())
     return collector, graph
 
 
@@ -387,24 +387,26 @@ def test_replays_equal_direct_calls_to_the_last_bit(name):
     env = make_env(name, max_episode_steps=20)
     direct = make_fused(env, 100, 8, make_policy(env, device="cuda"), "cuda")
     collector, graph = captured(env, 100, 8)
+    runs = []
     for i in range(10):
         if i == 4:
             for one in (direct, collector):
                 one.reset()
-        if i == 6:  # a seed set after the capture takes effect
+        if i in (6, 8):  # a seed set after the capture takes effect at the next reset, and repeats what it gave
             for one in (direct, collector):
                 one.generator.manual_seed(123)
+                one.reset()
         got, expected = as_numpy(graph.replay()), as_numpy(direct.collect())
         for field in expected:
             np.testing.assert_array_equal(got[field], expected[field], err_msg=f"{field} {i}")
-    first = got["obs"].copy()
-    collector.generator.manual_seed(123)
-    assert not np.array_equal(as_numpy(graph.replay())["obs"], first)  # it goes on from where the environments are
+        if i in (6, 8):
+            runs.append(got["obs"].copy())
+    np.testing.assert_array_equal(*runs)
 
 
 @pytest.mark.gpu
 def test_a_graph_launched_without_torch_draws_fresh_numbers():
-    """Only torch's replay moves the generator on; the count of steps on the device does without."""
+    """The count of steps is on the device."""
     from cuda.bindings import runtime
 
     env = make_env("CartPole-v1", max_episode_steps=1)  # every step shows a fresh start
@@ -412,15 +414,13 @@ def test_a_graph_launched_without_torch_draws_fresh_numbers():
     graph.replay()
     torch.cuda.synchronize()
     executable, stream = graph._graph.raw_cuda_graph_exec(), torch.cuda.current_stream().cuda_stream
-    keys, starts, actions = [copy(collector.key).item()], [copy(collector.rollout.obs[1:])], []
+    starts, actions = [copy(collector.rollout.obs[1:])], []
     for _ in range(3):
         (error,) = runtime.cudaGraphLaunch(executable, stream)
         assert error == runtime.cudaError_t.cudaSuccess
         torch.cuda.synchronize()
-        keys.append(copy(collector.key).item())
         starts.append(copy(collector.rollout.obs[1:]))
         actions.append(copy(collector.rollout.action))
-    assert len(set(keys)) == 1  # as it must be for this test to say anything
     assert len(np.unique(np.concatenate(starts)[..., 0])) > 0.99 * 4 * 3 * 64
     assert all((a != b).any() for a, b in itertools.pairwise(actions))
     assert copy(collector.counter) == 4 * 4

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlgraph.graph import bindings
-from rlgraph.graph.branches import branches
+from rlgraph.graph.branches import _device, branches
 from rlgraph.graph.capture import capture
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -49,7 +49,7 @@ def test_branches_inside_branches(device):
     def forked(k):
         return lambda: sum(branches(lambda: x * k, lambda: x * (k + 1), lambda: x * (k + 2), device=device))
 
-    graph = capture(lambda: branches(forked(1), forked(10), device=device))
+    graph = capture(lambda: branches(forked(1), forked(10), device=device), device=device)
     a, b = graph.replay()
     assert (a.unique().tolist(), b.unique().tolist()) == ([6], [33])
 
@@ -62,7 +62,9 @@ def test_random_numbers_are_those_of_one_after_the_other(device):
         return lambda: torch.rand(1000, generator=generator, device=device)
 
     forked, serial = generators
-    graph = capture(lambda: branches(draw(forked), draw(forked), draw(forked), device=device), generators=[forked])
+    graph = capture(
+        lambda: branches(draw(forked), draw(forked), draw(forked), device=device), generators=[forked], device=device
+    )
     for _ in range(3):
         expected = [draw(serial)() for _ in range(3)]
         for a, b in zip(graph.replay(), expected, strict=True):
@@ -77,6 +79,13 @@ def test_an_error_in_a_branch_is_raised_and_the_next_call_works(device):
     with pytest.raises(ValueError, match="no"):
         branches(lambda: torch.ones(1, device=device), fail, device=device)
     assert [t.item() for t in branches(*[lambda: torch.ones(1, device=device)] * 3, device=device)] == [1, 1, 1]
+
+
+def test_streams_are_kept_for_the_device_that_cuda_means_at_the_time(monkeypatch):
+    for current in (0, 1):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda current=current: current)
+        assert _device("cuda") == torch.device("cuda", current)
+    assert (_device("cuda:3"), _device("cpu")) == (torch.device("cuda:3"), torch.device("cpu"))
 
 
 # ---- on a GPU

@@ -6,13 +6,13 @@ On a CPU the host decides; on a GPU each is one launch.
 import dataclasses
 import sys
 import time
-import types
 
 import numpy as np
 import pytest
 import torch
 from fused_tools import DEVICES as FUSED_DEVICES
 from fused_tools import make_env, make_policy
+from graph_tools import DEVICES, Counting, fake_api
 from torch.utils._pytree import tree_leaves
 
 from rlgraph.agents.one_launch import UntilSolved
@@ -21,38 +21,16 @@ from rlgraph.agents.ppo_torch import PPO
 from rlgraph.errors import CaptureError, GraphError, UsageError
 from rlgraph.graph import bindings
 from rlgraph.graph.capture import capture
-from rlgraph.graph.control import if_graph, while_graph
-from rlgraph.rollout.fused import FusedCollector
+from rlgraph.graph.control import Conditional, if_graph, while_graph
+from rlgraph.rollout.fused import FusedCollector, FusedEvaluation
 
-pytestmark = pytest.mark.usefixtures("own_kernel_cache", "quick_interpreter")
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+pytestmark = [
+    pytest.mark.usefixtures("own_kernel_cache", "quick_interpreter"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # of numpy, where a kernel then drops the result
+]
 SMALL = PPOConfig(
     num_envs=4, num_steps=4, num_minibatches=1, num_epochs=1, hidden=(4,), mode="fused", total_steps=2 * 16
 )
-
-
-class Counting:
-    """Counts up to a limit, and adds what it counted."""
-
-    def __init__(self, device, limit, dtype=torch.bool):
-        self.number, self.total = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
-        self.limit = torch.tensor(limit, device=device)
-        self.going_on = torch.ones((), dtype=dtype, device=device)
-
-    @property
-    def state(self):
-        return [self.number, self.total]
-
-    def count(self):
-        self.number += 1
-        self.total += self.number
-        self.going_on.copy_(self.number < self.limit)
-
-    def again(self, limit):
-        self.number.zero_()
-        self.total.zero_()
-        self.limit.fill_(limit)
-        self.going_on.fill_(1)
 
 
 # ---- loops
@@ -143,13 +121,15 @@ def test_a_branch_inside_a_loop_sees_what_came_before_it_in_the_iteration(device
     def double():
         seen.mul_(2)
 
-    loop = while_graph([c.count, look, if_graph(third, note, state=seen), double], c.going_on, state=[c.state, third])
+    branch = if_graph(third, note, state=seen)
+    loop = while_graph([c.count, look, branch, double], c.going_on, state=[c.state, third])
     for _ in range(3):
         seen.zero_()
         c.again(10)
         loop.replay()
         expected = {n: n * (n + 1) // 2 * 2 ** (11 - n) for n in (3, 6, 9)}
         assert seen.tolist() == [expected.get(n, 0) for n in range(20)]
+    assert (loop.replays, branch.replays) == (3, 0)  # it was never replayed itself
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -200,7 +180,6 @@ def test_every_iteration_of_every_launch_has_fresh_numbers(device):
     env = make_env("CartPole-v1")
     policy = make_policy(env, device=device).for_kernels()
     collector = FusedCollector(env, policy, 16, 2, torch.Generator(device).manual_seed(0), "ieee")
-    collector.hold_key()
     key = collector.key.item()
     iteration = torch.zeros(1, dtype=torch.int64, device=device)
     going_on = torch.ones((), dtype=torch.bool, device=device)
@@ -224,9 +203,9 @@ def test_every_iteration_of_every_launch_has_fresh_numbers(device):
 # ---- PPO
 
 
-def trained(device, **changes):
+def trained(device, steps=3, **changes):
     config = dataclasses.replace(SMALL, device=device, **changes)
-    return PPO(config, make_env("CartPole-v1", max_episode_steps=3))
+    return PPO(config, make_env("CartPole-v1", max_episode_steps=steps))
 
 
 @pytest.mark.parametrize("device", FUSED_DEVICES)
@@ -250,7 +229,56 @@ def test_training_in_one_launch_is_so_many_iterations(device):
     assert run.loop.iterations() == 1
 
 
-def test_training_in_one_launch_needs_kernels():
+@pytest.mark.parametrize("device", FUSED_DEVICES)
+def test_epochs_that_are_left_out_move_nothing(device):
+    """The same bits as where they are computed and dropped."""
+    from rlgraph.fused.adam import TAKEN  # needs Triton
+
+    trainer = trained(device, num_epochs=3, target_kl=3e-4, learning_rate=0.03, total_steps=16)
+    run = UntilSolved(trainer, target=4.0)
+    before = trainer.state_arrays()
+    run.run()
+    after, branches = trainer.state_arrays(), [epoch.iterations() for epoch in run.epochs]
+    trainer.load_state(before)
+    trainer._iteration()
+    expected, taken = trainer.state_arrays(), trainer.updates.totals[:, TAKEN].tolist()
+    assert branches == [taken[0], taken[0] * taken[1]]  # whether no update before an epoch has stopped
+    assert branches[1] == 0
+    for name in after:
+        assert np.array_equal(after[name], expected[name]), name
+
+
+@pytest.mark.parametrize("device", FUSED_DEVICES)
+def test_greedy_episodes_decide_and_are_played_where_one_has_ended(device):
+    trainer = trained(device, steps=6)  # they end in the second iteration, the third, but not the fourth
+    run = UntilSolved(trainer, target=6.0, eval_episodes=5)
+    assert (run.evaluations.item(), run.greedy_return.isnan().item()) == (0, True)
+    run.run()
+    assert (run.loop.iterations(), run.evaluations.item(), run.greedy_return.item()) == (2, 1, 6.0)
+    assert run.solved()
+    run.target.fill_(7.0)
+    run.run()
+    assert (run.loop.iterations(), run.evaluations.item(), run.solved()) == (2, 1 + 1, False)
+
+
+@pytest.mark.parametrize("device", FUSED_DEVICES)
+def test_evaluations_in_a_loop_begin_elsewhere_every_time(device):
+    env = make_env("Pendulum-v1", max_episode_steps=1)
+    policy = make_policy(env, hidden=(4,), device=device).for_kernels()
+    evaluation = FusedEvaluation(env, policy, 8, torch.Generator(device).manual_seed(0), "ieee")
+    turn = torch.zeros(1, dtype=torch.int64, device=device)
+    going_on = torch.ones((), dtype=torch.bool, device=device)
+    returns = torch.zeros(3, 8, device=device)
+
+    def play():
+        returns.index_copy_(0, turn, evaluation.play()[None])
+        turn.add_(1)
+
+    while_graph(play, going_on, state=[evaluation.state(), turn, returns], most=3).replay()
+    assert len(returns.unique()) == returns.numel()
+
+
+def test_training_in_one_launch_says_what_it_needs():
     with pytest.raises(UsageError, match="needs PPO in mode fused, with its updates in kernels"):
         UntilSolved(trained("cpu", mode="eager"), target=3.0)
 
@@ -282,11 +310,7 @@ def test_what_makes_no_body_is_refused():
 def test_without_cuda_bindings_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(GraphError, match=r'needs the package cuda-bindings, .*pip install "cuda-bindings==\d+\.\*"'):
-        bindings.check_conditional_nodes()
-
-
-def fake_api(**functions):
-    return types.SimpleNamespace(**{name: lambda *args, r=result: r for name, result in functions.items()})
+        bindings.check_driver(*Conditional.NEEDS)
 
 
 def test_a_call_that_fails_is_named_with_its_error():
@@ -303,12 +327,13 @@ def test_an_old_driver_is_refused_by_its_version(monkeypatch):
     runtime = fake_api(cudaDriverGetVersion=(0, 12020))
     monkeypatch.setattr(bindings, "load", lambda: (runtime, None))
     with pytest.raises(GraphError, match=r"a driver for CUDA 12\.4 or later, and this one is for CUDA 12\.2"):
-        bindings.check_conditional_nodes()
+        bindings.check_driver(*Conditional.NEEDS)
 
 
-def test_the_kernel_that_decides_compiles_for_every_architecture():
+@pytest.mark.parametrize("source", [bindings.SET_CONDITION, bindings.LAUNCH], ids=["set_condition", "launch"])
+def test_the_kernel_that_decides_compiles_for_every_architecture(source):
     pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings")
     for architecture in ("sm_75", "sm_90"):
-        assert bindings.cubin(architecture).startswith(b"\x7fELF")
+        assert bindings.cubin(source, architecture).startswith(b"\x7fELF")
     with pytest.raises(GraphError, match=r"nvrtcCompileProgram failed: .* for sm_1: "):
-        bindings.cubin("sm_1")
+        bindings.cubin(source, "sm_1")

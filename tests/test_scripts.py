@@ -58,6 +58,34 @@ def test_every_seeds_curve_is_written_thinned_where_it_is_long(tmp_path, monkeyp
     assert len(out.read_text().splitlines()) < 30  # a curve is a line
 
 
+# ---- train_in_one_launch.py
+
+
+def test_every_seed_trained_in_one_launch_is_written_with_medians(tmp_path, monkeypatch, capsys):
+    one_launch, out = script("train_in_one_launch"), tmp_path / "out.json"
+
+    def train(config, env, target, eval_episodes):
+        assert (config.mode, config.num_envs, target, eval_episodes) == ("fused", 8, 475, 100)
+        names = ("iterations", "steps", "evaluations", "training_return", "deciding_return", "greedy_return", "build_s")
+        figures = dict.fromkeys(names, 7 * config.seed) | {"training_return": float("nan")}
+        return {"seed": config.seed, "solved": True, "seconds": 0.5, "host_us": 40.0, "one_launch": True, **figures}
+
+    monkeypatch.setattr(one_launch, "train", train)
+    words = ["--seed", "1", "--seeds", "3", "--num-envs", "8", "--commit", "abc", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["train_in_one_launch.py", *words])
+    assert one_launch.main() == 0
+    content = json.loads(out.read_text())
+    assert [row["seed"] for row in content["rows"]] == [1, 2, 3]
+    assert (content["median"]["iterations"], content["median"]["host_us"], content["target"]) == (14, 40, 475)
+    assert content["rows"][0]["training_return"] is None
+    assert content["command"] == "python scripts/train_in_one_launch.py --seed 1 --seeds 3 --num-envs 8 --commit abc"
+    assert len([line for line in capsys.readouterr().out.splitlines() if " yes " in line]) == 3
+
+    monkeypatch.setattr(sys, "argv", ["train_in_one_launch.py", "--env", "Pendulum-v1"])
+    assert one_launch.main() == 2
+    assert "error: environment 'Pendulum-v1' does not say what counts as solved" in capsys.readouterr().err
+
+
 # ---- plot_learning.py
 
 

@@ -55,6 +55,11 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
+def drawn_key(generator: torch.Generator) -> torch.Tensor:
+    """A key for Philox, [1] int64 on the generator's device; a counter there tells apart what is drawn under it."""
+    return torch.empty(1, dtype=torch.int64, device=generator.device).random_(generator=generator)
+
+
 def cdiv(a: int, b: int) -> int:
     """a / b, rounded up."""
     return -(-a // b)

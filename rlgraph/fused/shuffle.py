@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from rlgraph.errors import UsageError
-from rlgraph.fused.build import cdiv
+from rlgraph.fused.build import cdiv, drawn_key
 
 TILE = 1024  # rows whose moments are taken together
 
@@ -72,7 +72,7 @@ class Shuffle:
         rows: N, at most 2**30.
         epochs: passes over the rows.
         minibatches: of each epoch; they divide N.
-        generator: on the device; every call draws a key from it.
+        generator: on the device; a key is drawn from it here.
 
     The order is a keyed bijection of the row number: it needs no memory and no sort, and depends on key, epoch and
     time alone.
@@ -89,26 +89,19 @@ class Shuffle:
         device = generator.device
         if rows > 2**30:
             raise UsageError(f"mode fused shuffles up to 2**30 steps an iteration, not {rows}; use mode graph")
-        self.rows, self.size, self.generator = rows, rows // minibatches, generator
-        self.key = torch.zeros(1, dtype=torch.int64, device=device)
-        self._holds_key = False
-        self.order_UM = torch.empty(epochs * minibatches, self.size, dtype=torch.int32, device=device)
+        self.rows, self.size = rows, rows // minibatches
+        self.key = drawn_key(generator)
+        # Zeros: rows that exist, should an epoch be warmed up before an order was drawn.
+        self.order_UM = torch.zeros(epochs * minibatches, self.size, dtype=torch.int32, device=device)
         self.moments_U = torch.empty(epochs * minibatches, cdiv(self.size, TILE), 2, device=device)
-
-    def hold_key(self) -> None:
-        """Draw a key, and none from now on: orders are told apart by their time alone. See FusedCollector.hold_key."""
-        self.key.random_(generator=self.generator)
-        self._holds_key = True
 
     def draw(self, time: torch.Tensor, x_N: torch.Tensor) -> None:
         """Fill `order_UM` and `moments_U`.
 
         Args:
-            time: [] int64 on the device, another in every call: a graph launched without torch draws no new key.
+            time: [] int64 on the device, another in every call.
             x_N: [N] float32, whose moments over each minibatch are wanted.
         """
-        if not self._holds_key:
-            self.key.random_(generator=self.generator)
         bits = max(2, (self.rows - 1).bit_length())
         minibatches, tiles, _ = self.moments_U.shape
         grid = tiles, minibatches

@@ -7,6 +7,7 @@ from typing import TypeVar
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from rlgraph.devices import torch_device
 from rlgraph.errors import CaptureError, GraphError, UsageError, first_line, is_out_of_memory
 from rlgraph.graph.capture import capture, compiled, graph_breaks_allowed, leaving_no_trace, putting_back_python
 from rlgraph.graph.watch import name_of
@@ -192,11 +193,8 @@ class Auto:
 def _device(inputs, state, device) -> torch.device:
     if device is None:
         tensors = [t for t in tree_leaves((inputs, state)) if isinstance(t, torch.Tensor)]
-        device = tensors[0].device if tensors else torch.get_default_device()
-    device = torch.device(device)
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
+        device = tensors[0].device if tensors else None
+    return torch_device(device)
 
 
 def _can_capture(device) -> bool:

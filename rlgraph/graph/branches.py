@@ -58,9 +58,9 @@ def branches(*functions: Callable, device: torch.device | str | None = None) -> 
 
 
 def _device(device) -> torch.device:
-    if device is not None:
-        return torch.device(device)
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    """With its number: a thread keeps streams for each."""
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
 
 
 def _used_on(current: torch.cuda.Stream, results: list) -> None:

@@ -20,6 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from rlgraph.devices import torch_device
 from rlgraph.errors import CaptureError, GraphError, UsageError, first_line
 from rlgraph.graph import bindings
 from rlgraph.graph.inspect import GraphInfo, describe, flatten
@@ -125,7 +126,8 @@ def capture(
             the generators, are put back afterwards, so that a capture leaves no trace.
         generators: every explicit `torch.Generator` that `fn` draws from. Each replay draws fresh numbers, the same
             ones that as many direct calls would; `manual_seed` after the capture takes effect at the next replay.
-        device: where to capture; the device of the first input or state tensor by default.
+        device: where to capture; by default that of the first input or state tensor, and without one a GPU where there
+            is one.
         pool: `other.pool` to share a live graph's memory. A replay of either may then overwrite the outputs of the
             other, and they must not run at the same time; `rlgraph.graph.pool.GraphPool` sees to both.
         warmup: calls before the capture, on the capturing stream: lazy initialisation and compilation happen there.
@@ -152,7 +154,7 @@ def capture(
             )
     if device is None:
         tensors = [t for t in tree_leaves((inputs, state)) if isinstance(t, torch.Tensor)]
-        device = tensors[0].device if tensors else torch.get_default_device()
+        device = tensors[0].device if tensors else torch_device()
     graph = Graph(fn, inputs, state, tuple(generators), torch.device(device), pool, warmup, watch=watch)
     graph.instantiate()
     return graph
@@ -417,21 +419,26 @@ class Graph:
         self._graph = self._new_graph()
         failed = None
         try:
-            with _capturing(self._graph, pool):
+            with _an_empty_graph_is_an_error(), _capturing(self._graph, pool):
                 try:
                     self.outputs = self._fn(*self.inputs)
                 except Exception as error:
                     failed = error
                     raise
         except Exception as error:
-            if error is not failed:  # the end of the capture failed too: CUDA has invalidated it
-                self._put_torch_right(pool)
-            if failed is None:
+            if failed is not None:
+                if error is not failed and not isinstance(error, UserWarning):
+                    self._put_torch_right(pool)  # the end of the capture failed too: CUDA has invalidated it
+                raise self._error(failed) from failed
+            if isinstance(error, UserWarning):
                 raise CaptureError(
-                    f"{self._name} cannot be captured: {first_line(error)}; it must wait for every stream that it "
-                    "uses, and no other thread may wait for the whole device meanwhile"
+                    f"{self._name} launches nothing on {self.device}: name the device that it works on as `device`"
                 ) from error
-            raise self._error(failed) from failed
+            self._put_torch_right(pool)
+            raise CaptureError(
+                f"{self._name} cannot be captured: {first_line(error)}; it must wait for every stream that it "
+                "uses, and no other thread may wait for the whole device meanwhile"
+            ) from error
         if (change := self.change()) is not None:
             raise self._rebound(change)
 
@@ -629,6 +636,14 @@ def _stream_of_its_own() -> torch.cuda.Stream:
 def _capturing(graph: torch.cuda.CUDAGraph, pool: MemoryPool):
     # A capture of mode "thread_local" is not broken by what other threads allocate.
     return torch.cuda.graph(graph, pool=pool.handle, stream=pool.stream, capture_error_mode="thread_local")
+
+
+@contextlib.contextmanager
+def _an_empty_graph_is_an_error():
+    """torch warns, and every replay would do nothing."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="The CUDA Graph is empty")
+        yield
 
 
 @contextlib.contextmanager

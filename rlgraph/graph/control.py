@@ -33,7 +33,9 @@ def while_graph(
         watch: whether replays notice that Python values which the functions read have changed, see `capture`.
 
     What it needs: a driver for CUDA 12.4 or later and the package cuda-bindings. It costs a few microseconds an
-    iteration: worth it around a training iteration, not around a step of an environment.
+    iteration: worth it around a training iteration, not around a step of an environment. Each function is warmed up
+    and captured by itself, and those of a loop or branch inside before those around it, so what one leaves to another
+    must be in a tensor made beforehand, and must already make sense there (an index: not outside).
 
     What it does not do: torch's generators do not advance inside, so drawing from one is an error; use draws that count
     on the device (rlgraph.fused's: Philox of a key and a counter). It does not stop for Ctrl-C, and has no outputs.
@@ -55,34 +57,35 @@ def if_graph(predicate: torch.Tensor, body: Body, *, state: object = (), watch: 
     return Conditional(body, predicate, state, None, loop=False, watch=watch)
 
 
-class Conditional:
-    """What `while_graph` and `if_graph` make.
+class Decided:
+    """Functions that run as often as the device decides; subclasses say by which means of CUDA.
 
     Without CUDA the same object does the same by a loop on the host.
 
     Attributes:
         captured: True if `replay` launches a CUDA graph.
-        replays: how often `replay` has run.
+        replays: how often `replay` has run; as a part of another one it does not count.
     """
 
-    def __init__(self, body, condition, state, most, loop, watch):
+    NEEDS: tuple[int, str]  # the oldest CUDA, and for what
+    MADE_BY: str  # the public functions
+
+    def __init__(self, body, condition, state, most, loop, watch=True):
         self.device = condition.device
         _check(condition, most)
-        self._condition, self._loop, self._watches = condition, loop, watch
+        self._condition, self._loop, self._state = condition, loop, [state, condition]  # warming up writes that too
+        self._watches = watch
         self._most = bindings.NEVER if most is None else most
         self._count = torch.zeros((), dtype=torch.int64, device=self.device)
         self.captured = condition.is_cuda
         self.replays = 0
         if self.captured:
-            bindings.check_conditional_nodes()
-        parts = list(body) if isinstance(body, Sequence) else [body]
-        if not parts:
-            raise UsageError("the body of a loop or a branch needs at least one function")
+            bindings.check_driver(*self.NEEDS)
         self._parts = []
-        for part in parts:
-            self._parts.append(self._part(part, [state, condition]))  # warming up writes the condition too
-        if self.captured:
-            self._build()
+        for part in list(body) if isinstance(body, Sequence) else [body]:
+            self._parts.append(self._part(part, self._parts))
+        if not self._parts:
+            raise UsageError("the body of a loop or a branch needs at least one function")
 
     def replay(self) -> None:
         """Run it: one launch, which is not waited for."""
@@ -96,29 +99,72 @@ class Conditional:
 
     def check_unchanged(self) -> None:
         """Raises GraphError if a Python value that a function reads has changed; `replay` does it."""
-        for part in self._parts:
+        for part in self._all_parts():
             part.check_unchanged()
 
+    def _all_parts(self) -> list:
+        return self._parts
+
     def iterations(self) -> int:
-        """How often the body ran in the last replay. Waits for it."""
+        """How often the body ran in the last replay; that of a part, when it was last come to.
+
+        Waits for the current stream, which must be the one that was replayed on.
+        """
         return int(self._count)
 
-    def _part(self, part, state) -> "Graph | Conditional":
-        if isinstance(part, Conditional):
-            if part.device != self.device:
-                raise UsageError(f"a loop or a branch on {part.device} cannot be part of one on {self.device}")
-            return part
+    def _part(self, part, before: list) -> Graph:
+        """A function captured, to run after the parts `before` it."""
         if isinstance(part, Graph):
             raise UsageError("a body holds functions, not what `capture` made of them: give the function itself")
+        if isinstance(part, Decided):
+            raise UsageError(f"{type(part).MADE_BY} makes no part of what {self.MADE_BY} makes: give functions")
         # They run one after the other, in the order of their captures: one piece of memory will do.
-        pool = next((other.pool for other in self._parts if isinstance(other, Graph)), None)
-        return Graph(part, (), state, (), self.device, pool, 2, draws=False, watch=self._watches)
+        pool = next((other.pool for other in before if isinstance(other, Graph)), None)
+        return Graph(part, (), self._state, (), self.device, pool, 2, draws=False, watch=self._watches)
 
     def _build(self) -> None:
-        with RECORDING, torch.cuda.device(self.device):
-            self._graph = bindings.Handmade()
-            self._add_to(self._graph.graph, None)
-            self._graph.instantiate()
+        """Make what `replay` launches; the last thing that a constructor does."""
+        if self.captured:
+            with RECORDING, torch.cuda.device(self.device):
+                self._graph = self._built()
+
+    def _built(self) -> bindings.Handmade:
+        raise NotImplementedError
+
+    def _run_on_host(self) -> None:
+        count = 0
+        while bool(self._condition) and count < (self._most if self._loop else 1):
+            for part in self._parts:
+                if isinstance(part, Decided):
+                    part._run_on_host()
+                else:
+                    part.replay()
+            count += 1
+        self._count.fill_(count)
+
+
+class Conditional(Decided):
+    """What `while_graph` and `if_graph` make: a conditional node, which can be part of another one."""
+
+    NEEDS = bindings.CONDITIONAL_NODES, "a loop or a branch inside a graph"
+    MADE_BY = "while_graph or if_graph"
+
+    def __init__(self, body, condition, state, most, loop, watch):
+        super().__init__(body, condition, state, most, loop, watch)
+        self._build()
+
+    def _part(self, part, before) -> "Graph | Conditional":
+        if not isinstance(part, Conditional):
+            return super()._part(part, before)
+        if part.device != self.device:
+            raise UsageError(f"a loop or a branch on {part.device} cannot be part of one on {self.device}")
+        return part
+
+    def _built(self) -> bindings.Handmade:
+        made = bindings.Handmade()
+        self._add_to(made.graph, None)
+        made.instantiate()
+        return made
 
     def _add_to(self, graph, after):
         """Add the nodes to a graph, after one of its nodes (None: at its beginning). Returns the last one."""
@@ -131,14 +177,6 @@ class Conditional:
             last = part._add_to(body, last) if nested else bindings.add_child(body, last, part.raw)
         close(last)
         return node
-
-    def _run_on_host(self) -> None:
-        count = 0
-        while bool(self._condition) and count < (self._most if self._loop else 1):
-            for part in self._parts:
-                part.replay()
-            count += 1
-        self._count.fill_(count)
 
 
 def _check(condition: torch.Tensor, most: int | None) -> None:

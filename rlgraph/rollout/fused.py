@@ -33,13 +33,13 @@ class FusedCollector:
         policy: its arrays are read at every launch, so updates in place take effect; None: random actions, uniform
             integers or normals of half the widest range.
         num_envs, num_steps: B and T.
-        generator: on the device; every `collect` draws a key from it.
+        generator: on the device; starts and a key are drawn from it here and by `reset`, nothing by `collect`.
         precision: of the products between hidden layers, see rlgraph.precision; with "tf32" and "bf16" tanh is the
             hardware's.
 
     The random numbers are Philox's of that key, of the environment, and of the number of steps taken so far, which is
-    on the device: every launch draws fresh ones, also in a graph that is launched without torch's doing. See
-    `rlgraph.fused.library.uniforms`.
+    on the device: every launch draws fresh ones, also in a graph that is launched without torch's doing, and torch has
+    nothing to set before a replay. See `rlgraph.fused.library.uniforms`.
 
     The interface is `rlgraph.rollout.torch.Collector`'s: `collect` only launches kernels, on the same addresses in
     every call, and its results are overwritten by the next.
@@ -68,9 +68,8 @@ class FusedCollector:
         uniforms = torch.rand(num_envs, env.reset_draws, generator=generator, device=self.device)
         self.carry = _owned_carry(env.reset(xp, uniforms)[0])
         self.return_B = torch.zeros(num_envs, device=self.device)
-        self.key = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.key = build.drawn_key(generator)
         self.counter = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self._holds_key = False
         self._totals = torch.zeros(3, num_envs, device=self.device)
         # Many programs fill the card, each with as many steps as it can have: it loads the weights once.
         programs = PROGRAMS_A_PROCESSOR * build.processors(self.device)
@@ -80,27 +79,22 @@ class FusedCollector:
 
     def state(self) -> dict:
         """The tensors that one `collect` leaves to the next, by name."""
-        return {"carry": self.carry, "return_B": self.return_B, "counter": self.counter}
+        return {"carry": self.carry, "return_B": self.return_B, "key": self.key, "counter": self.counter}
 
     def reset(self) -> None:
-        """Start new episodes everywhere, in place: safe for a captured `collect`."""
+        """Start new episodes everywhere under a new key, in place: safe for a captured `collect`.
+
+        After `generator.manual_seed` what follows repeats itself.
+        """
         uniforms = torch.rand(self.num_envs, self.env.reset_draws, generator=self.generator, device=self.device)
         copy_into(self.carry, self.env.reset(xp, uniforms)[0])
         self.return_B.zero_()
-
-    def hold_key(self) -> None:
-        """Draw a key, and none from now on: numbers are told apart by the count of steps alone.
-
-        For a graph inside another one, in which torch's generators do not advance.
-        """
         self.key.random_(generator=self.generator)
-        self._holds_key = True
+        self.counter.zero_()
 
     @torch.no_grad()
     def collect(self) -> tuple[Rollout, EpisodeTotals]:
         """Take T steps. Returns the buffers and the totals of the episodes that ended, [] each."""
-        if not self._holds_key:
-            self.key.random_(generator=self.generator)
         steps, B = self.rollout, self.num_envs
         arrays = [self.key, self.counter, *self.carry.state, self.carry.elapsed_B, self.return_B, self._totals]
         arrays += [*self._parameters("actor"), steps.action, steps.log_prob_TB, steps.obs, steps.reward_TB]
@@ -137,7 +131,7 @@ class FusedEvaluation:
         policy: its arrays are read at every launch, so updates in place take effect. The action is the one of the
             greatest logit, the lowest of equal ones, or the mean.
         num_episodes: B.
-        generator: on the device; every `play` draws a key from it.
+        generator: on the device; a key is drawn from it here, and nothing by `play`.
         precision: as FusedCollector's; and random numbers as there.
 
     Raises:
@@ -155,7 +149,7 @@ class FusedEvaluation:
         self.generator, self.device = generator, generator.device
         self._kernel = _evaluation_kernel(env, _form(env, policy), _precision(precision, self.device))
         self.returns_B = torch.zeros(num_episodes, device=self.device)
-        self.key = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.key = build.drawn_key(generator)
         self.counter = torch.zeros(1, dtype=torch.int64, device=self.device)
 
     def state(self) -> dict:
@@ -169,7 +163,6 @@ class FusedEvaluation:
         Returns:
             [num_episodes] float32, undiscounted returns; overwritten by the next call.
         """
-        self.key.random_(generator=self.generator)
         arrays = [self.key, self.counter, *_parameters(self.policy, "actor"), self.returns_B]
         with build.on(self.device):
             self._kernel[lambda meta: (build.cdiv(self.num_episodes, meta["BLOCK"]),)](*arrays, self.num_episodes)
@@ -184,7 +177,7 @@ class FusedSteps:
         env: the environment.
         carry: of all environments, on the device; updated in place.
         out_of_range: [] bool on the device, set where a Discrete action is not one; the nearest is taken.
-        generator: on the device; every `take` draws a key from it.
+        generator: on the device; `restart` draws a key from it, and `take` nothing.
         autoreset: as for `Environment.step`.
 
     Raises:
@@ -197,8 +190,13 @@ class FusedSteps:
         self.device = generator.device
         self._discrete = isinstance(env.action_space, gymnasium.spaces.Discrete)
         self._kernel = _steps_kernel(env, autoreset)
-        self.key = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.key = build.drawn_key(generator)
         self.counter = torch.zeros(1, dtype=torch.int64, device=self.device)
+
+    def restart(self) -> None:
+        """Draw numbers from the beginning, under another key; in place, so a captured `take` does."""
+        self.key.random_(generator=self.generator)
+        self.counter.zero_()
 
     @torch.no_grad()
     def take(self, actions: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -213,7 +211,6 @@ class FusedSteps:
         """
         K, B = actions.shape[:2]
         results = self._empty(K, B)
-        self.key.random_(generator=self.generator)
         arrays = [self.key, self.counter, *self.carry.state, self.carry.elapsed_B, self.carry.done_B]
         arrays += [actions.contiguous(), *([self.out_of_range] if self._discrete else []), *results]
         with build.on(self.device):

@@ -74,7 +74,7 @@ class TorchVectorEnv(base.VectorEnv):
         def vector_step(actions):
             return tuple(result[0] for result in self._steps.take(actions[None]))
 
-        self._graph = capture(vector_step, example, state=state, generators=[self._generator], watch=False)
+        self._graph = capture(vector_step, example, state=state, watch=False)
         return self._graph.replay
 
     def _some_actions(self) -> np.ndarray:
@@ -118,7 +118,7 @@ class TorchVectorEnv(base.VectorEnv):
     def _seed(self, seed):
         self._generator.manual_seed(seed)
         if self._steps is not None:
-            self._steps.counter.zero_()
+            self._steps.restart()
 
     def _own_array(self, array):
         array = array.detach()
