@@ -16,6 +16,7 @@ import torch
 from rlgraph.errors import CaptureError, GraphError
 from rlgraph.graph.capture import capture
 from rlgraph.graph.control import if_graph
+from rlgraph.graph.pool import GraphPool
 from rlgraph.graph.watch import Watched, code_that_runs
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -242,6 +243,18 @@ def test_what_the_first_call_makes_is_no_error():
             return x + self.cache["twice"]
 
     capture(Lazy(), torch.ones(2)).replay()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_change_under_a_pool(device):
+    policy, x = Policy(device), torch.ones(2, 3, device=device)
+    pool = GraphPool(policy, sizes=(4,))
+    before = pool(x)
+    policy.temperature = 0.5
+    with pytest.raises(GraphError, match=r"Policy.temperature was 1.0 and is 0.5.*reset\(\) of a GraphPool"):
+        pool(x)
+    pool.reset()
+    assert not torch.equal(pool(x), before)
 
 
 def test_a_cache_may_grow():

@@ -197,7 +197,7 @@ def _without_gradients(fn) -> Callable:
     def run(*inputs):
         return fn(*inputs)
 
-    run.__name__ = _name(fn)
+    run.__name__, run.__wrapped__ = _name(fn), fn  # what a capture looks at, to notice changes
     return run
 
 
