@@ -21,8 +21,9 @@ from rlgraph.environment import Environment
 from rlgraph.rollout import Rollout, fused_jax
 from rlgraph.rollout.jax import Collector, collect, start
 
-# Optimiser steps in one turn of XLA's host loop: an int, or True for all. scripts/profile_jax.py measures others.
-UPDATE_UNROLL = 1
+# Optimiser steps in one turn of XLA's host loop on a GPU: an int, or True for all. Fewer turns are fewer launches and
+# more to compile, see docs/performance.md; scripts/profile_jax.py measures others.
+UPDATE_UNROLL = 4
 
 
 class Batch(NamedTuple):
@@ -123,7 +124,8 @@ class PPO(Trainer):
             return self._update(learner, batch, rows_M, learning_rate)
 
         learner = (policy, state.optimizer, jnp.float32(0))
-        (policy, optimizer, _), metrics_U7 = jax.lax.scan(update, learner, rows_UM, unroll=UPDATE_UNROLL)
+        unroll = UPDATE_UNROLL if self.device.platform == "gpu" else 1
+        (policy, optimizer, _), metrics_U7 = jax.lax.scan(update, learner, rows_UM, unroll=unroll)
         state = state._replace(
             policy=policy, optimizer=optimizer, collector=collector, key=key, iteration=state.iteration + 1
         )

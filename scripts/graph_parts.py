@@ -1,11 +1,11 @@
-"""Measure what updates, loops, branches, launches from the device and parallel branches of CUDA graphs cost and gain.
-
-Needs an NVIDIA GPU.
+"""Measure what each part of docs/graphs.md costs and gains. Needs an NVIDIA GPU.
 
 python scripts/graph_parts.py --out graph-parts.json
 """
 
 import argparse
+import dataclasses
+import functools
 import statistics
 import sys
 import time
@@ -13,13 +13,16 @@ import time
 import torch
 
 import rlgraph
+from rlgraph.agents.ppo_torch import PPO
 from rlgraph.bench.results import write_measured
 from rlgraph.graph.branches import branches
 from rlgraph.graph.capture import capture
 from rlgraph.graph.control import if_graph, while_graph
+from rlgraph.graph.pool import SIZES, GraphPool
 from rlgraph.graph.relaunch import relaunching
 from rlgraph.rollout.fused import FusedCollector
 from rlgraph.rollout.torch import Collector
+from rlgraph.train import default_config
 
 REPEATS, REPLAYS, ITERATIONS = 20, 200, 1000
 DEVICE = "cuda"
@@ -49,6 +52,36 @@ def host_us(run) -> float:
         times.append(1e6 * (time.perf_counter() - started))
     torch.cuda.synchronize()
     return statistics.median(times)
+
+
+def network(observations: int = 4, outputs: int = 2) -> torch.nn.Module:
+    hidden = [torch.nn.Linear(observations, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Tanh()]
+    return torch.nn.Sequential(*hidden, torch.nn.Linear(64, outputs)).to(DEVICE).requires_grad_(False)
+
+
+# ---- buckets
+
+
+def bucket_costs() -> list[dict]:
+    """MiB of all graphs together and apart; microseconds of a call, with its copies and added rows."""
+    policy = network()
+
+    def greedy(obs):
+        return policy(obs).argmax(-1)
+
+    shared, example = GraphPool(greedy), torch.randn(max(SIZES), 4, device=DEVICE)
+    shared.capture(example)
+    apart = [GraphPool(greedy, sizes=(size,)) for size in shared.sizes]
+    for pool in apart:
+        pool.capture(example[: pool.sizes[0]])
+    mib = shared.memory() / 2**20, sum(pool.memory() for pool in apart) / 2**20
+    rows = [{"graphs": len(shared.graphs), "shared_mib": mib[0], "apart_mib": mib[1]}]
+    for B in (1, 3, 100, 1000):
+        obs = example[:B]
+        with torch.no_grad():
+            pooled, eager = (device_us(functools.partial(run, obs)) for run in (shared, greedy))
+        rows.append({"B": B, "pool_us": pooled, "eager_us": eager})
+    return rows
 
 
 # ---- update against recapture
@@ -169,11 +202,6 @@ def loop_costs(name: str, body, state) -> list[dict]:
 # ---- parallel branches
 
 
-def network(observations: int = 4, outputs: int = 2) -> torch.nn.Module:
-    hidden = [torch.nn.Linear(observations, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Tanh()]
-    return torch.nn.Sequential(*hidden, torch.nn.Linear(64, outputs)).to(DEVICE).requires_grad_(False)
-
-
 def branch_gains(networks: int, num_envs: int) -> dict:
     """Microseconds of a forward pass of independent networks: 2 are an actor and a critic."""
     modules = [network() for _ in range(networks)]
@@ -182,6 +210,22 @@ def branch_gains(networks: int, num_envs: int) -> dict:
     serial, forked = capture(lambda: [f() for f in functions]), capture(lambda: branches(*functions))
     times = {"serial_us": device_us(serial.replay), "parallel_us": device_us(forked.replay)}
     return {"networks": networks, "num_envs": num_envs, **times}
+
+
+# ---- inspection
+
+
+def contents() -> list[dict]:
+    """Of PPO's graphs on CartPole-v1, B = T = 64: an iteration, and the rollout in it."""
+    config = dataclasses.replace(default_config("ppo", "CartPole-v1"), mode="fused", num_envs=64, num_steps=64)
+    trainer = PPO(config, rlgraph.make("CartPole-v1"))
+    rollout = capture(trainer.collector.collect, state=trainer.collector.state())
+    rows = []
+    for name, graph in (("an iteration, mode fused", trainer.graph), ("the rollout in it", rollout)):
+        info = graph.info()
+        kept = ("nodes", "copies", "edges", "critical_path", "memory_bytes", "capture_seconds", "instantiate_seconds")
+        rows.append({"what": name, **{field: getattr(info, field) for field in kept}})
+    return rows
 
 
 def main():
@@ -193,12 +237,14 @@ def main():
         sys.exit("error: this needs an NVIDIA GPU, and torch finds none")
     made, generator = rollout()
     parts = {
+        "buckets": bucket_costs(),
         "update": [update_costs(f"{n} kernels", chain(n)) for n in (10, 100, 1000)]
         + [update_costs("CartPole-v1, 16 steps", made, [generator])],
         "control": control_costs(),
         f"loops of {ITERATIONS}": loop_costs("one kernel", *one_kernel())
         + loop_costs("a fused rollout, B = 64, T = 16", *fused_rollout()),
         "branches": [branch_gains(n, B) for n in (2, 8) for B in (64, 1024, 16384)],
+        "inspection": contents(),
     }
     for part, rows in parts.items():
         print(part)

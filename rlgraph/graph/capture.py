@@ -431,6 +431,8 @@ class Graph:
                     self._put_torch_right(pool)  # the end of the capture failed too: CUDA has invalidated it
                 raise self._error(failed) from failed
             if isinstance(error, UserWarning):
+                if any(isinstance(t, torch.Tensor) and t.device == self.device for t in tree_leaves(self.outputs)):
+                    return  # views of its inputs
                 raise CaptureError(
                     f"{self._name} launches nothing on {self.device}: name the device that it works on as `device`"
                 ) from error
