@@ -9,12 +9,15 @@ import functools
 import statistics
 import sys
 import time
+import warnings
+from pathlib import Path
 
 import torch
 
 import rlgraph
 from rlgraph.agents.ppo_torch import PPO
 from rlgraph.bench.results import write_measured
+from rlgraph.graph.auto import auto
 from rlgraph.graph.branches import branches
 from rlgraph.graph.capture import capture
 from rlgraph.graph.control import if_graph, while_graph
@@ -212,6 +215,34 @@ def branch_gains(networks: int, num_envs: int) -> dict:
     return {"networks": networks, "num_envs": num_envs, **times}
 
 
+# ---- knowing when not to capture
+
+
+def awkward() -> dict:
+    """Functions of x that a graph holds, and others that it does not."""
+    return {
+        "kernels alone": lambda x: (2 * x).tanh(),
+        "an if on a value": lambda x: 2 * x if x.sum() > 0 else x,
+        "a number read on the host": lambda x: x * x.max().item(),
+        "a shape that depends on data": lambda x: x[x > 0],
+        "a copy to the host": lambda x: x.cpu().tanh().to(x.device),
+    }
+
+
+def what_auto_does() -> list[dict]:
+    """The mode that it takes, why, and whether the results are those of direct calls."""
+    rows = []
+    for name, fn in awkward().items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it says the reason, which is in the row
+            run = auto(fn, torch.randn(1000, device=DEVICE))
+        given = [torch.randn(1000, device=DEVICE) for _ in range(5)]
+        same = all(torch.equal(run(x), fn(x)) for x in (*given, -given[0].abs()))
+        reason = (run.reason or "").replace(f"{Path.cwd()}/", "")
+        rows.append({"what": name, "mode": run.mode, "same": same, "reason": reason})
+    return rows
+
+
 # ---- inspection
 
 
@@ -245,6 +276,7 @@ def main():
         + loop_costs("a fused rollout, B = 64, T = 16", *fused_rollout()),
         "branches": [branch_gains(n, B) for n in (2, 8) for B in (64, 1024, 16384)],
         "inspection": contents(),
+        "auto": what_auto_does(),
     }
     for part, rows in parts.items():
         print(part)
