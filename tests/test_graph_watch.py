@@ -17,7 +17,7 @@ from rlgraph.errors import CaptureError, GraphError
 from rlgraph.graph.capture import capture
 from rlgraph.graph.control import if_graph
 from rlgraph.graph.pool import GraphPool
-from rlgraph.graph.watch import Watched, code_that_runs
+from rlgraph.graph.watch import HostDraws, Watched, code_that_runs
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SCALE, RNG = 1.0, np.random.default_rng(0)
@@ -288,6 +288,17 @@ def test_draws_of_the_host_are_an_error(source, draw):
 
     with pytest.raises(CaptureError, match=f"it draws from {source}, and every replay would use the same"):
         capture(fn, torch.ones(2))
+
+
+def test_generators_that_stand_still_have_not_been_drawn_from():
+    generator = torch.Generator()
+    draws = HostDraws([("the generator", generator)])
+    held = [generator.get_state() for _ in range(3)]  # elsewhere in memory, the same
+    assert draws.drawn_from() is None and len(held) == 3
+    first = torch.rand(1, generator=generator)
+    assert draws.drawn_from() == "the generator"
+    draws.put_back()
+    assert torch.equal(torch.rand(1, generator=generator), first)
 
 
 def test_what_cannot_be_seen():

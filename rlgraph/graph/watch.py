@@ -186,7 +186,7 @@ class HostDraws:
         for name, generator in generators:
             self._sources.append((name, *_state_of(generator)))
         self._states = [get() for _, get, _ in self._sources]
-        self._known = [pickle.dumps(state) for state in self._states]
+        self._known = [_content(state) for state in self._states]
 
     def drawn_from(self) -> str | None:
         """The first that is not where it was."""
@@ -198,8 +198,13 @@ class HostDraws:
 
     def _moved(self):
         for (name, get, put), state, known in zip(self._sources, self._states, self._known):
-            if pickle.dumps(get()) != known:
+            if _content(get()) != known:
                 yield name, put, state
+
+
+def _content(state) -> bytes:
+    """Equal for equal states. A pickled tensor may hold the address of its memory."""
+    return state.numpy().tobytes() if isinstance(state, torch.Tensor) else pickle.dumps(state)
 
 
 def _state_of(generator):
