@@ -135,6 +135,12 @@ def update_costs(name: str, made, generators=()) -> dict:
     return {"what": name, **medians, "in_place": update.in_place, "reason": update.reason}
 
 
+def update_rows() -> list[dict]:
+    made, generator = rollout()
+    chains = [update_costs(f"{n} kernels", chain(n)) for n in (10, 100, 1000)]
+    return [*chains, update_costs("CartPole-v1, 16 steps", made, [generator])]
+
+
 # ---- loops and branches
 
 
@@ -202,6 +208,11 @@ def loop_costs(name: str, body, state) -> list[dict]:
     return rows
 
 
+def loop_rows() -> list[dict]:
+    one = loop_costs("one kernel", *one_kernel())
+    return one + loop_costs("a fused rollout, B = 64, T = 16", *fused_rollout())
+
+
 # ---- parallel branches
 
 
@@ -213,6 +224,10 @@ def branch_gains(networks: int, num_envs: int) -> dict:
     serial, forked = capture(lambda: [f() for f in functions]), capture(lambda: branches(*functions))
     times = {"serial_us": device_us(serial.replay), "parallel_us": device_us(forked.replay)}
     return {"networks": networks, "num_envs": num_envs, **times}
+
+
+def branch_rows() -> list[dict]:
+    return [branch_gains(n, B) for n in (2, 8) for B in (64, 1024, 16384)]
 
 
 # ---- knowing when not to capture
@@ -230,16 +245,16 @@ def awkward() -> dict:
 
 
 def what_auto_does() -> list[dict]:
-    """The mode that it takes, why, and whether the results are those of direct calls."""
+    """The mode that it takes, why, and whether the results are those of direct calls, up to rounding."""
     rows = []
     for name, fn in awkward().items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it says the reason, which is in the row
             run = auto(fn, torch.randn(1000, device=DEVICE))
         given = [torch.randn(1000, device=DEVICE) for _ in range(5)]
-        same = all(torch.equal(run(x), fn(x)) for x in (*given, -given[0].abs()))
+        right = all(torch.allclose(run(x), fn(x)) for x in (*given, -given[0].abs()))
         reason = (run.reason or "").replace(f"{Path.cwd()}/", "")
-        rows.append({"what": name, "mode": run.mode, "same": same, "reason": reason})
+        rows.append({"what": name, "mode": run.mode, "right": right, "reason": reason})
     return rows
 
 
@@ -259,6 +274,17 @@ def contents() -> list[dict]:
     return rows
 
 
+PARTS = {
+    "buckets": bucket_costs,
+    "update": update_rows,
+    "control": control_costs,
+    f"loops of {ITERATIONS}": loop_rows,
+    "branches": branch_rows,
+    "inspection": contents,
+    "auto": what_auto_does,
+}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", help="JSON file to write")
@@ -266,23 +292,14 @@ def main():
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("error: this needs an NVIDIA GPU, and torch finds none")
-    made, generator = rollout()
-    parts = {
-        "buckets": bucket_costs(),
-        "update": [update_costs(f"{n} kernels", chain(n)) for n in (10, 100, 1000)]
-        + [update_costs("CartPole-v1, 16 steps", made, [generator])],
-        "control": control_costs(),
-        f"loops of {ITERATIONS}": loop_costs("one kernel", *one_kernel())
-        + loop_costs("a fused rollout, B = 64, T = 16", *fused_rollout()),
-        "branches": [branch_gains(n, B) for n in (2, 8) for B in (64, 1024, 16384)],
-        "inspection": contents(),
-        "auto": what_auto_does(),
-    }
-    for part, rows in parts.items():
+    measured = {}
+    for part, measure in PARTS.items():
+        measured[part] = measure()
         print(part)
-        for row in rows:
-            print("  ", "  ".join(f"{k} {v:.2f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
-    write_measured(args, "python scripts/graph_parts.py", sys.argv[1:], parts)
+        for row in measured[part]:
+            words = (f"{k} {v:.2f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
+            print("  ", "  ".join(words), flush=True)
+        write_measured(args, "python scripts/graph_parts.py", sys.argv[1:], measured)
 
 
 if __name__ == "__main__":

@@ -93,9 +93,9 @@ def main():
             rows.append(measure(config, args.launches))
             figures = "".join(f"{rows[-1][figure]:8.1f}" for figure in FIGURES)
             print(f"{rows[-1]['mode']:18} {K:3}  {figures}", flush=True)
+            write_measured(args, "python scripts/host_time.py", sys.argv[1:], {"rows": rows})
     if not on_gpu:
         print("Without a GPU a launch takes as long as the iteration itself.")
-    write_measured(args, "python scripts/host_time.py", sys.argv[1:], {"rows": rows})
 
 
 if __name__ == "__main__":

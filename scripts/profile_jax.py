@@ -78,7 +78,7 @@ def main():
             counts = "".join(f"{row[name]:18.1f}" for name in COUNTED)
             print(f"{K:3} {word:>6}{row['setup_seconds']:9.1f}{row['iteration_us']:18.1f}{counts}", flush=True)
             rows.append(row)
-    write_measured(args, "python scripts/profile_jax.py", sys.argv[1:], {"rows": rows})
+            write_measured(args, "python scripts/profile_jax.py", sys.argv[1:], {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -54,6 +54,21 @@ def test_capture_leaves_no_trace(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_trials_begin_where_a_replay_will(device):
+    """What counts rows of a buffer that is as long as the run: its second call would write beyond the end."""
+    row, rows = torch.zeros(1, dtype=torch.int64, device=device), torch.zeros(1, 3, device=device)
+
+    def write():
+        rows.index_copy_(0, row, torch.ones(1, 3, device=device))
+        row.add_(1)
+
+    graph = capture(write, state=[row, rows])
+    assert (row.item(), rows.sum().item()) == (0, 0)
+    graph.replay()
+    assert (row.item(), rows.sum().item()) == (1, 3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_every_replay_draws_fresh_numbers_and_a_seed_set_after_the_capture_counts(device):
     walk = Walk(device)
     graph = walk.captured()

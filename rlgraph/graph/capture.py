@@ -123,7 +123,7 @@ def capture(
         inputs: example tensors. The graph keeps buffers of their shape, dtype and device; `replay` copies into them.
         state: every tensor (any nesting of tuples, lists and dicts) that `fn` updates in place and that outlives the
             call: environment state, buffers, parameters, optimiser moments. Warm-up runs `fn` for real; these, and
-            the generators, are put back afterwards, so that a capture leaves no trace.
+            the generators, are put back after each call, so that a capture leaves no trace.
         generators: every explicit `torch.Generator` that `fn` draws from. Each replay draws fresh numbers, the same
             ones that as many direct calls would; `manual_seed` after the capture takes effect at the next replay.
         device: where to capture; by default that of the first input or state tensor, and without one a GPU where there
@@ -214,8 +214,7 @@ class Graph:
             if self.captured:
                 self._capture(pool, warmup)
             else:
-                with leaving_no_trace((self._state, self.inputs), generators):
-                    self._warm_up_directly()
+                self._warm_up_directly()
 
     @property
     def raw(self) -> int:
@@ -398,8 +397,7 @@ class Graph:
             # Named around the capture too: torch does not leave the stream of a capture that fails.
             with torch.cuda.stream(pool.stream):
                 try:
-                    with leaving_no_trace((self._state, self.inputs), self._generators):
-                        self._warm_up(warmup)
+                    self._warm_up(warmup)
                 finally:
                     pool.stream.synchronize()  # if it failed, others go on with what was put back here
                 with RECORDING, _no_garbage_collection():
@@ -468,7 +466,8 @@ class Graph:
             for i in range(max(2, warmup)):
                 # The first call may compile, and autotuning synchronises. From the second on, a synchronising call
                 # is an error here, before it can break a capture.
-                with _synchronising_is_an_error_in_this_thread() if i else contextlib.nullcontext():
+                strictly = _synchronising_is_an_error_in_this_thread() if i else contextlib.nullcontext()
+                with self._leaving_no_trace(), strictly:
                     before = self._offsets()
                     self._fn(*self.inputs)
                     self._drawn = [after - start for start, after in zip(before, self._offsets())]
@@ -489,8 +488,13 @@ class Graph:
         self._diagnose()
         if self._watches:
             self._note_what_is_read()
-            self._fn(*self.inputs)
+            with self._leaving_no_trace():
+                self._fn(*self.inputs)
             self._check_what_is_read()
+
+    def _leaving_no_trace(self):
+        """Around each call: they all begin where a replay will, and a counter runs over no buffer's end."""
+        return leaving_no_trace((self._state, self.inputs), self._generators)
 
     def _note_what_is_read(self):
         """After a first call: what that one makes, to be kept, is no error."""
@@ -510,7 +514,7 @@ class Graph:
     def _uncompiled(self):
         """Call `fn` with what is compiled run uncompiled, and note which code runs. Returns its outputs."""
         ran = code_that_runs() if self._watches else contextlib.nullcontext()
-        with torch.compiler.set_stance("force_eager"), ran as self._ran:
+        with self._leaving_no_trace(), torch.compiler.set_stance("force_eager"), ran as self._ran:
             return self._fn(*self.inputs)
 
     def _rebound(self, change):

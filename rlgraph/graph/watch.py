@@ -502,7 +502,8 @@ def _reads(code: types.CodeType) -> _Reads:
     before = None
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
-            of_self = before.opname == "LOAD_FAST" and before.argval == "self"
+            loaded = before.argval if isinstance(before.argval, tuple) else (before.argval,)  # by one instruction
+            of_self = before.opname.startswith("LOAD_FAST") and loaded[-1] == "self"
             (own if of_self else attributes).add(instruction.argval)
         elif instruction.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")):
             variables.add(instruction.argval)
