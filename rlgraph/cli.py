@@ -38,7 +38,7 @@ USAGE = """usage: rlgraph COMMAND ...
   rlgraph bench [options]                    time every way of stepping on this machine
   rlgraph bench solve [AGENT] [options]      time training until the environment is solved
   rlgraph bench report FILE... [options]     tables, plots and comparisons of such timings
-  rlgraph graph show [AGENT] [options]       what an iteration's CUDA graph holds, in words and as a picture
+  rlgraph graph show [options]               what an iteration's CUDA graph holds, in words and as a picture
 
 Each command explains its options with --help."""
 

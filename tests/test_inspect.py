@@ -477,13 +477,13 @@ def test_the_documented_example(tmp_path, monkeypatch):
     ("words", "message"),
     [
         ("", "a CUDA graph needs an NVIDIA GPU"),
-        ("dqn --rollout --num-envs 8", "a CUDA graph needs an NVIDIA GPU"),
+        ("--agent dqn --rollout --num-envs 8", "a CUDA graph needs an NVIDIA GPU"),
         ("--mode eager", "mode eager captures no CUDA graph; use one of graph-uncompiled, graph, fused"),
         ("--mode grap", "unknown torch mode 'grap'; did you mean 'graph'?"),
         ("--backend jax", "reads torch's CUDA graphs, not what backend 'jax' launches"),
         ("--out nowhere/graph", "no folder 'nowhere' for the picture"),
         ("--run-dir x", "unknown option '--run-dir'"),
-        ("pp", "unknown agent 'pp'; did you mean 'ppo'?"),
+        ("--agent pp", "unknown agent 'pp'; did you mean 'ppo'?"),
         ("--env CartPole", "unknown environment 'CartPole'; did you mean 'CartPole-v1'?"),
     ],
 )
@@ -497,7 +497,7 @@ def test_wrong_usage_is_one_line(words, message, tmp_path, monkeypatch, capsys):
 
 
 def test_help_and_other_commands(capsys):
-    assert main(["graph"]) == 0 and "rlgraph graph show [AGENT]" in capsys.readouterr().out
+    assert main(["graph"]) == 0 and "rlgraph graph show [--env ID] [--agent NAME]" in capsys.readouterr().out
     assert main(["graph", "shwo"]) == 2 and "did you mean 'show'?" in capsys.readouterr().err
 
 
@@ -521,7 +521,7 @@ def as_on_a_gpu(tmp_path, monkeypatch):
     [
         ("", "ppo", "graph-CartPole-v1-ppo"),
         ("--env Acrobot-v1 --rollout", "ppo", "graph-Acrobot-v1-ppo-rollout"),
-        ("sac --env Pendulum-v1 --out p", "sac", "p"),
+        ("--agent sac --env Pendulum-v1 --out p", "sac", "p"),
     ],
 )
 def test_it_prints_and_writes_both_pictures(words, agent, files, as_on_a_gpu, tmp_path, capsys):

@@ -19,9 +19,9 @@ from rlgraph.terminal import terminal_console
 from rlgraph.train import config_class, default_config, trainer_class
 
 PROGRAM = "rlgraph graph show"
-USAGE = f"""usage: {PROGRAM} [AGENT] [--env ID] [options]
+USAGE = f"""usage: {PROGRAM} [--env ID] [--agent NAME] [options]
 
-Capture an iteration of an agent (ppo if none is named), print what its CUDA graph holds, and draw it: a DOT and an SVG
+Capture an iteration of an agent, print what its CUDA graph holds, and draw it: a DOT and an SVG
 file. It needs an NVIDIA GPU. `{PROGRAM} --help` explains the options."""
 
 
@@ -30,6 +30,8 @@ def options_class(base: type[TrainConfig]) -> type:
 
     @dataclass(frozen=True)
     class ShowOptions(base):
+        agent: str = "ppo"
+        """Whose iteration: ppo, dqn, pqn or sac. The other options are those of its training."""
         mode: str = "auto"
         """How the iteration is captured: graph-uncompiled, graph or fused; auto: fused where it applies, else graph."""
         rollout: bool = False
@@ -55,13 +57,13 @@ def main(argv: list[str], parse: Callable, values: Callable) -> int:
         return 0
     if argv[0] != "show":
         raise unknown("graph command", argv[0], ["show"])
-    named = len(argv) > 1 and not argv[1].startswith("-")
-    agent, words = (argv[1], argv[2:]) if named else ("ppo", argv[1:])
-    asked = values(words, "--env")  # read ahead, because the other options' defaults depend on it
-    default, options = default_config(agent, asked[0] if asked else "CartPole-v1"), options_class(config_class(agent))
+    words = argv[1:]  # of which two are read ahead, because the other options and their defaults depend on them
+    agent, env = (values(words, f"--{name}") or [usual] for name, usual in (("agent", "ppo"), ("env", "CartPole-v1")))
+    agent, env = agent[0], env[0]
+    default, options = default_config(agent, env), options_class(config_class(agent))
     names = {f.name for f in dataclasses.fields(options) if f.init}
     chosen = {name: value for name, value in dataclasses.asdict(default).items() if name in names}
-    options = parse(options, words, f"{PROGRAM} {agent}", options(**chosen))
+    options = parse(options, words, PROGRAM, options(**chosen, agent=agent))
     path = _path(agent, options)
     _check_that_a_graph_is_captured(options)
     info = _info(agent, options)
