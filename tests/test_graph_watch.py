@@ -2,11 +2,13 @@
 
 import argparse
 import functools
+import gc
 import random
 import sys
 import threading
 import timeit
 import types
+import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -229,6 +231,25 @@ def test_in_place_is_right(device):
     graph = capture(net.in_place, x, state=net.hidden)
     for _ in range(3):
         assert torch.equal(graph.replay(), direct.in_place(x))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_graph_keeps_no_result_of_warming_up(device):
+    """On a GPU it would take memory as long as the graph lives, with all that autograd has saved for it."""
+    policy, results = Policy(device), weakref.WeakSet()
+
+    def step(x):
+        logits = policy(x)
+        results.add(policy.result)
+        return logits
+
+    gc.disable()  # nor is there a cycle that holds one
+    try:
+        graph = capture(step, torch.ones(3, device=device))
+    finally:
+        gc.enable()
+    assert set(results) == {policy.result}  # the last call's
+    graph.replay()
 
 
 def test_what_the_first_call_makes_is_no_error():

@@ -24,7 +24,7 @@ from rlgraph.devices import torch_device
 from rlgraph.errors import CaptureError, GraphError, UsageError, first_line
 from rlgraph.graph import bindings
 from rlgraph.graph.inspect import GraphInfo, describe, flatten
-from rlgraph.graph.watch import Watched, code_that_runs, name_of
+from rlgraph.graph.watch import HostDraws, Watched, code_that_runs, name_of, putting_back_python
 
 # Operations that need the host in the middle of the work, and what to write in their place.
 # The names are ATen's; `masked` stands for indexing by a boolean tensor.
@@ -473,9 +473,9 @@ class Graph:
                     self._drawn = [after - start for start, after in zip(before, self._offsets())]
                 if self._watches and i == 0:
                     self._uncompiled()
-                    self._note_what_is_read()
+                    draws = self._note_what_is_read()
                 elif self._watches:
-                    self._check_what_is_read()
+                    self._check_what_is_read(draws)
         except CaptureError:
             raise
         except Exception as error:
@@ -487,22 +487,22 @@ class Graph:
     def _warm_up_directly(self):
         self._diagnose()
         if self._watches:
-            self._note_what_is_read()
+            draws = self._note_what_is_read()
             with self._leaving_no_trace():
                 self._fn(*self.inputs)
-            self._check_what_is_read()
+            self._check_what_is_read(draws)
 
     def _leaving_no_trace(self):
         """Around each call: they all begin where a replay will, and a counter runs over no buffer's end."""
         return leaving_no_trace((self._state, self.inputs), self._generators)
 
-    def _note_what_is_read(self):
+    def _note_what_is_read(self) -> HostDraws:
         """After a first call: what that one makes, to be kept, is no error."""
         self._watched = Watched(self._fn, self.device, self._ran)
-        self._draws = self._watched.host_draws()
+        return self._watched.host_draws()
 
-    def _check_what_is_read(self):
-        if (source := self._draws.drawn_from()) is not None:
+    def _check_what_is_read(self, draws: HostDraws):
+        if (source := draws.drawn_from()) is not None:
             raise CaptureError(
                 f"{self._name} cannot be captured: it draws from {source}, and every replay would use the same; "
                 "draw from a torch.Generator on the device that is named in `generators`"
@@ -558,21 +558,6 @@ def leaving_no_trace(state, generators):
                 tensor.copy_(value)
         for generator, value in zip(generators, random_states):
             generator.set_state(value)
-
-
-@contextlib.contextmanager
-def putting_back_python(fn, device, always=False):
-    """After an error, or always, the Python values that `fn` reads are what they were, and the host's generators."""
-    watched = Watched(fn, device)
-    draws = watched.host_draws()
-    done = False
-    try:
-        yield draws
-        done = not always
-    finally:
-        if not done:
-            watched.put_back()
-            draws.put_back()
 
 
 def _tensor_bytes(tree) -> int:
@@ -691,4 +676,4 @@ def _no_garbage_collection():
 
 @functools.cache
 def _say_once_that_nothing_is_captured(device: torch.device) -> None:
-    warnings.warn(f"no CUDA graph on {device.type}: the function is run directly, with the same buffers", stacklevel=5)
+    warnings.warn(f"no CUDA graph on {device.type}: the function is run directly, with the same buffers", stacklevel=4)

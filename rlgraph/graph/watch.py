@@ -23,6 +23,7 @@ MOST = 2000  # values watched
 # Whose objects are not looked into, beside Python's own. Of torch's, modules and optimisers are.
 LIBRARIES = {"torch", "functorch", "numpy", "triton", "cuda", "jax", "gymnasium", "array_api_compat"}
 SIMPLE = (bool, int, float, complex, str, bytes, type(None), range, slice, torch.device, torch.dtype, np.generic)
+GONE = (LookupError, AttributeError, ValueError)  # how a container, an object and a variable say it
 BASE = torch.nn.Module.__module__
 MODULE_PARTS = ("training", "_parameters", "_buffers", "_modules")
 BY_NAME = {"getattr", "hasattr", "vars", "attrgetter", "__dict__"}  # attributes may be read by a string's name
@@ -51,55 +52,43 @@ class Watched:
     """
 
     def __init__(self, fn: Callable, device: torch.device | None = None, ran: set[types.CodeType] | None = None):
-        walk = _Walk(device, ran)
-        walk.visit(fn, name_of(fn), 0)
+        walk = _Walk(fn, device, ran)
         unknown = [code for code in (ran or set()) - walk.methods if _reads(code).own]
         if unknown:  # they have a `self`, but are the methods of nothing that is reached
-            walk = _Walk(device, ran, unknown)
-            walk.visit(fn, name_of(fn), 0)
-        self._items, self._item_names = walk.items, walk.item_names
-        self._gets, self._get_names = walk.gets, walk.get_names
-        self._numbers, self._number_names = walk.numbers, walk.number_names
-        self._contents, self._puts = walk.contents, walk.puts
-        self._generators = walk.generators
+            walk = _Walk(fn, device, ran, unknown)
+        # Not what else the walk holds: results of the call before would live as long as this.
+        self._items, self._gets, self._generators = walk.items, walk.gets, walk.generators
 
     def __len__(self):
-        return len(self._items) + len(self._gets) + len(self._numbers)
+        return len(self._items) + len(self._gets)
 
     def change(self) -> str | None:
-        """What is no longer as it was, the first of it: "scale of Policy was 1.0 and is 0.5". None: nothing."""
-        return None if self._identical() else self._first_change()
+        """What is no longer as it was, the first of it: "scale of Policy was 1.0 and is 0.5". None: nothing.
 
-    def _identical(self) -> bool:
-        """This runs at every replay: about 2 µs for 50 values."""
+        This runs at every replay: about 2 µs for 50 values.
+        """
         try:
-            for container, key, value in self._items:
+            for container, key, value, _ in self._items:
                 if container[key] is not value:
-                    return False
-            for get, owner, value in self._gets:
-                if get(owner) is not value:
-                    return False
-            for get, owner, value in self._numbers:
-                if get(owner) != value:
-                    return False
-        except (LookupError, AttributeError, ValueError):  # it is gone
-            return False
-        return True
+                    return self._first_change()
+            for get, owner, value, _ in self._gets:
+                now = get(owner)
+                if now is not value and (type(now) is not int or now != value):
+                    return self._first_change()
+        except GONE:
+            return self._first_change()
+        return None
 
     def _first_change(self) -> str | None:
-        for entries, names, get in (
-            (self._items, self._item_names, operator.getitem),
-            (self._gets, self._get_names, lambda get, owner: get(owner)),
-            (self._numbers, self._number_names, lambda get, owner: get(owner)),
-        ):
-            for i, (first, second, then) in enumerate(entries):
+        for entries, get in ((self._items, operator.getitem), (self._gets, lambda get, owner: get(owner))):
+            for i, (first, second, then, name) in enumerate(entries):
                 try:
                     now = get(first, second)
-                except (LookupError, AttributeError, ValueError):
-                    return f"{names[i]} was {_short(then)} and is gone"
+                except GONE:
+                    return f"{name} was {_short(then)} and is gone"
                 if not _same(then, now):
-                    return _in_words(names[i], then, now)
-                entries[i] = (first, second, now)  # an equal one: the next look is quick again
+                    return _in_words(name, then, now)
+                entries[i] = (first, second, now, name)  # an equal one: the next look is quick again
         return None
 
     def forgives(self, call: Callable) -> bool:
@@ -107,44 +96,38 @@ class Watched:
 
         To find out, `call` runs with something in their place that cannot be used. They are not watched any more.
         """
-        changed = [i for i, (container, key, value) in enumerate(self._items) if _is_replaced(container, key, value)]
-        for i in changed:
-            container, key, _ = self._items[i]
+        changed = [entry for entry in self._items if _is_replaced(*entry[:3])]
+        for container, key, _, _ in changed:
             container[key] = _UNUSABLE
         try:
             outputs = tree_leaves(call())
         except Exception:
             return False
-        held = [container[key] for container, key, _ in self._items]
+        held = [container[key] for container, key, _, _ in self._items]
         if any(value is _UNUSABLE for value in (*outputs, *held)):
             return False
-        for i in reversed(changed):
-            del self._items[i], self._item_names[i]
+        results = set(map(id, changed))
+        self._items = [entry for entry in self._items if id(entry) not in results]
         return self.change() is None
-
-    def put_back(self) -> None:
-        """Make everything what it was, so that calls in between leave no trace; not what tensors hold."""
-        for container, key, value in self._items:
-            if type(container) is dict and container.get(key, _MISSING) is not value:  # globals, among others
-                container[key] = value
-        for owner, attribute, value in self._puts:
-            if getattr(owner, attribute, _MISSING) is not value:
-                setattr(owner, attribute, value)
-        for container, content in self._contents:
-            if isinstance(container, dict):
-                for key in container.keys() - content.keys():
-                    del container[key]
-                container.update((key, value) for key, value in content.items() if container.get(key) is not value)
-            elif isinstance(container, set):
-                container &= content
-                container |= content
-            elif len(container) != len(content) or any(map(operator.is_not, container, content)):
-                container.clear()  # a deque has no slices
-                container.extend(content)
 
     def host_draws(self) -> "HostDraws":
         """The random generators of the host that are reached, as they stand."""
         return HostDraws(self._generators)
+
+
+@contextlib.contextmanager
+def putting_back_python(fn: Callable, device: torch.device, always: bool = False):
+    """After an error, or always, the Python values that `fn` reads are what they were, and the host's generators."""
+    walk = _Walk(fn, device)
+    draws = HostDraws(walk.generators)
+    done = False
+    try:
+        yield draws
+        done = not always
+    finally:
+        if not done:
+            walk.put_back()
+            draws.put_back()
 
 
 @contextlib.contextmanager
@@ -217,22 +200,42 @@ def _state_of(generator):
 
 
 class _Walk:
-    """One pass. Of the code `by_name`, what it reads of `self` counts for objects of any class."""
+    """What is reached from `fn`. Of the code `by_name`, what it reads of `self` counts for objects of any class."""
 
-    def __init__(self, device, ran, by_name=()):
+    def __init__(self, fn, device, ran=None, by_name=()):
         self._on_gpu = device is not None and device.type == "cuda"
         self._ran, self.methods = ran, set()  # code, and what of it belongs to a class that has been met
         self._names = {name for code in ran or () for name in _reads(code).attributes}
         self._names |= {name for code in by_name for name in _reads(code).own}
-        self.items, self.item_names = [], []  # container[key] is value
-        self.gets, self.get_names = [], []  # get(owner) is value
-        self.numbers, self.number_names = [], []  # get(owner) == value
-        self.contents = []  # lists, sets and dicts, with what is in them
-        self.puts = []  # owner.attribute was value
+        self.items = []  # (container, key, value, name): container[key] is value
+        self.gets = []  # (get, owner, value, name): get(owner) is value, or the same integer
         self.generators = []
+        self._contents = []  # lists, sets and dicts, with what is in them
+        self._puts = []  # (owner, attribute, value): it was that
         if self._on_gpu:
             self.generators.append(("torch's generator on the CPU", torch.default_generator))
         self._seen, self._submodules, self._owns = {}, set(), {}
+        self.visit(fn, name_of(fn), 0)
+
+    def put_back(self) -> None:
+        """Make everything what it was, so that calls in between leave no trace; not what tensors hold."""
+        for container, key, value, _ in self.items:
+            if type(container) is dict and container.get(key, _MISSING) is not value:  # globals, among others
+                container[key] = value
+        for owner, attribute, value in self._puts:
+            if getattr(owner, attribute, _MISSING) is not value:
+                setattr(owner, attribute, value)
+        for container, content in self._contents:
+            if isinstance(container, dict):
+                for key in container.keys() - content.keys():
+                    del container[key]
+                container.update((key, value) for key, value in content.items() if container.get(key) is not value)
+            elif isinstance(container, set):
+                container &= content
+                container |= content
+            elif len(container) != len(content) or any(map(operator.is_not, container, content)):
+                container.clear()  # a deque has no slices
+                container.extend(content)
 
     def visit(self, value, name, depth):
         if id(value) in self._seen or isinstance(value, SIMPLE) or depth > DEPTH or len(self.items) > MOST:
@@ -246,7 +249,7 @@ class _Walk:
             (dict, self._dict),
             ((list, collections.deque), self._list),
             (tuple, self._tuple),
-            ((set, frozenset), self._set),
+            (set, self._set),
             ((random.Random, np.random.Generator, np.random.RandomState, torch.Generator), self._generator),
             (torch.nn.Module, self._module),
             (torch.optim.Optimizer, self._optimizer),
@@ -278,7 +281,7 @@ class _Walk:
         reads = _reads(fn.__code__)
         for variable, cell in zip(fn.__code__.co_freevars, fn.__closure__ or ()):
             if variable in reads.closure and cell != types.CellType():
-                self._get(cell, "cell_contents", f"variable {variable} of {fn.__name__}", depth, variable)
+                self._by_getattr(cell, "cell_contents", f"variable {variable} of {fn.__name__}", depth, variable)
         for default in fn.__defaults__ or ():
             self.visit(default, f"a default of {fn.__name__}", depth)
         self.visit(fn.__kwdefaults__, f"a default of {fn.__name__}", depth)
@@ -301,34 +304,32 @@ class _Walk:
 
     def _item(self, container, key, name, depth, inner=None):
         value = container[key]
-        self.items.append((container, key, value))
-        self.item_names.append(name)
+        self.items.append((container, key, value, name))
         self.visit(value, inner or name, depth)
 
-    def _get(self, owner, attribute, name, depth, inner=None):
+    def _by_getattr(self, owner, attribute, name, depth, inner=None):
+        """Of what has no `__dict__` that could be written to."""
         value = getattr(owner, attribute)
-        self.gets.append((operator.attrgetter(attribute), owner, value))
-        self.get_names.append(name)
-        self.puts.append((owner, attribute, value))
+        self._get(operator.attrgetter(attribute), owner, name)
+        self._puts.append((owner, attribute, value))
         self.visit(value, inner or name, depth)
 
-    def _number(self, get, owner, name):
-        self.numbers.append((get, owner, get(owner)))
-        self.number_names.append(name)
+    def _get(self, get, owner, name):
+        self.gets.append((get, owner, get(owner), name))
 
     def _tensor(self, tensor, name, depth):
         counted = self._on_gpu and tensor.device.type == "cpu" and not tensor.is_inference()
         if counted:  # one number on the CPU becomes a kernel's argument
-            self._number(operator.attrgetter("_version"), tensor, f"the number of writes to {name}, a CPU tensor,")
+            self._get(operator.attrgetter("_version"), tensor, f"the number of writes to {name}, a CPU tensor,")
 
     def _dict(self, content, name, depth):
-        self.contents.append((content, dict(content)))
+        self._contents.append((content, dict(content)))
         for key in list(content):
             self._item(content, key, f"{name}[{_short(key)}]", depth)
 
     def _list(self, content, name, depth):
-        self.contents.append((content, list(content)))
-        self._number(len, content, f"the length of {name}")
+        self._contents.append((content, list(content)))
+        self._get(len, content, f"the length of {name}")
         for i in range(min(len(content), MOST)):
             self._item(content, i, f"{name}[{i}]", depth)
 
@@ -338,9 +339,8 @@ class _Walk:
         self._class(type(content), name, depth)
 
     def _set(self, content, name, depth):
-        if isinstance(content, set):
-            self.contents.append((content, set(content)))
-        self._number(len, content, f"the length of {name}")
+        self._contents.append((content, set(content)))
+        self._get(len, content, f"the length of {name}")
 
     def _generator(self, generator, name, depth):
         if not isinstance(generator, torch.Generator) or (self._on_gpu and generator.device.type == "cpu"):
@@ -351,11 +351,11 @@ class _Walk:
     def _module(self, module, name, depth):
         parameter = next(module.parameters(), None)
         if id(module) not in self._submodules and type(parameter) is torch.nn.Parameter:
-            self._number(torch.Tensor.data_ptr, parameter, f"the address of {name}'s first parameter")
+            self._get(torch.Tensor.data_ptr, parameter, f"the address of {name}'s first parameter")
         self._submodules.update(map(id, module.modules()))
         for kind in MODULE_PARTS[1:]:
             content = module.__dict__[kind]
-            self.contents.append((content, dict(content)))
+            self._contents.append((content, dict(content)))
             for key in list(content):
                 self._item(content, key, f"{name}.{key}", depth)
         if "training" in module.__dict__:  # torch.compile's has that of the module inside
@@ -363,9 +363,9 @@ class _Walk:
         self._object(module, name, depth)
 
     def _optimizer(self, optimizer, name, depth):
-        self.contents.append((optimizer.state, dict(optimizer.state)))
+        self._contents.append((optimizer.state, dict(optimizer.state)))
         for i, group in enumerate(optimizer.param_groups):
-            self.contents.append((group, dict(group)))
+            self._contents.append((group, dict(group)))
             for key in [key for key in group if key != "params"]:
                 self._item(group, key, f"{name}.param_groups[{i}][{key!r}]", depth)
 
@@ -399,7 +399,7 @@ class _Walk:
         if not attributes:
             return
         frozen = getattr(getattr(type(owner), "__dataclass_params__", None), "frozen", False)
-        self.contents.append((attributes, dict(attributes)))
+        self._contents.append((attributes, dict(attributes)))
         for key in [key for key in attributes if key not in MODULE_PARTS and self._counts(key, type(owner))]:
             if frozen:
                 self.visit(attributes[key], f"{name}.{key}", depth)
@@ -421,15 +421,14 @@ class _Walk:
     def _class_value(self, klass, key, member, name, depth, instance):
         if isinstance(member, types.MemberDescriptorType):  # of __slots__
             if instance is not None and hasattr(instance, key):
-                self._get(instance, key, name, depth)
+                self._by_getattr(instance, key, name, depth)
             return
         attributes = getattr(instance, "__dict__", None)
         if (attributes is not None and key in attributes) or hasattr(type(member), "__get__"):
             return
-        self._item(vars(klass), key, name, depth)
-        self.puts.append((klass, key, member))
+        self._by_getattr(klass, key, name, depth)
         if attributes is not None:
-            self._number(functools.partial(operator.contains, attributes), key, f"whether there is a {name} of its own")
+            self._get(functools.partial(operator.contains, attributes), key, f"whether there is a {name} of its own")
 
     def _python_module(self, module, name, depth):
         if _is_library(module.__name__):
