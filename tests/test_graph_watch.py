@@ -187,7 +187,7 @@ def test_a_learning_rate_of_an_optimiser(device):
 class Recurrent:
     def __init__(self, device):
         self.weight, self.hidden = torch.full((2,), 0.5, device=device), torch.zeros(2, device=device)
-        self.count, self.seen = 0, []
+        self.count, self.seen, self.coming = 0, [], [4.0, 3.0, 2.0, 1.0]
 
     def rebinds(self, x):
         self.hidden = torch.tanh(x + self.weight * self.hidden)
@@ -209,20 +209,29 @@ class Recurrent:
         self.seen.append(x)
         return x * len(self.seen)
 
+    def pops(self, x):
+        return x * self.coming.pop()
 
-REBOUND = {"rebinds": "hidden is another tensor", "moves_on": "hidden is another", "counts": "count was 1 and is 2"}
+
+REBOUND = {
+    "rebinds": "hidden is another tensor",
+    "moves_on": "hidden is another",
+    "counts": "count was 1 and is 2",
+    "appends": "the length of Recurrent.seen was 1 and is 2",
+    "pops": "coming[2] was 2.0 and is gone",
+}
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("method", [*REBOUND, "appends"])
+@pytest.mark.parametrize("method", REBOUND)
 def test_what_every_call_rebinds_and_reads_is_an_error_at_the_capture(method, device):
     net, x = Recurrent(device), torch.ones(2, device=device)
     hidden = net.hidden
     with pytest.raises(CaptureError, match=rf"{method} cannot be captured: from one call to the next .*copy_") as error:
         capture(getattr(net, method), x)
     if device == "cpu":
-        assert REBOUND.get(method, "the length of Recurrent.seen was 1 and is 2") in str(error.value)
-    assert (net.hidden is hidden, net.count, net.seen) == (True, 0, [])  # put back
+        assert REBOUND[method] in str(error.value)
+    assert (net.hidden is hidden, net.count, net.seen, len(net.coming)) == (True, 0, [], 4)  # put back
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -439,6 +439,8 @@ class Graph:
                 f"{self._name} cannot be captured: {first_line(error)}; it must wait for every stream that it "
                 "uses, and no other thread may wait for the whole device meanwhile"
             ) from error
+        finally:
+            del failed  # it holds this frame: while this frame held it, what `fn` has made waited for the collector
         if (change := self.change()) is not None:
             raise self._rebound(change)
 

@@ -101,9 +101,9 @@ class Watched:
             container[key] = _UNUSABLE
         try:
             outputs = tree_leaves(call())
-        except Exception:
+            held = [container[key] for container, key, _, _ in self._items]
+        except Exception:  # among others, one is gone
             return False
-        held = [container[key] for container, key, _, _ in self._items]
         if any(value is _UNUSABLE for value in (*outputs, *held)):
             return False
         results = set(map(id, changed))
