@@ -15,7 +15,8 @@ from rlgraph.devices import torch_device, torch_single_thread
 from rlgraph.environment import Environment
 from rlgraph.errors import UsageError
 from rlgraph.graph.auto import check_that_it_runs, first_that_works
-from rlgraph.graph.capture import Graph, capture, compiled, graph_breaks_allowed
+from rlgraph.graph.capture import Graph, capture
+from rlgraph.graph.compile import compiled, graph_breaks_allowed
 from rlgraph.graph.pool import GraphPool
 from rlgraph.graph.readback import Readback, Readbacks
 from rlgraph.modes import MODES, compiles, in_turn, resolve

@@ -10,12 +10,14 @@ import subprocess
 import threading
 import time
 import warnings
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 
 from rlgraph.graph import capture as module
+from rlgraph.graph import uncapturable
 from rlgraph.graph.capture import CaptureError, capture
 
 MIB = 1 << 20
@@ -39,7 +41,7 @@ def synchronise():
 
 
 def test_a_synchronising_call_raises_in_the_capturing_thread_only(debug_mode):
-    with pytest.warns(UserWarning, match="another") as shown, module._synchronising_is_an_error_in_this_thread():
+    with pytest.warns(UserWarning, match="another") as shown, uncapturable.synchronising_is_an_error_in_this_thread():
         assert debug_mode[-1] == "warn"  # "error" would raise in every thread
         elsewhere = _in_a_thread(synchronise)
         with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation") as error:
@@ -47,7 +49,7 @@ def test_a_synchronising_call_raises_in_the_capturing_thread_only(debug_mode):
         warnings.warn("another one", stacklevel=1)
     assert elsewhere == []
     assert len(shown) == 1
-    assert "test_graph_robustness.py" in module._line_of(error.value)
+    assert "test_graph_robustness.py" in uncapturable.line_of(error.value)
     assert debug_mode[-1] == 0
     with pytest.warns(UserWarning, match="synchronizing"):  # as before
         synchronise()
@@ -55,10 +57,32 @@ def test_a_synchronising_call_raises_in_the_capturing_thread_only(debug_mode):
 
 def test_the_debug_mode_is_put_back_after_an_error(debug_mode):
     show = warnings.showwarning
-    with pytest.raises(RuntimeError, match="synchronizing"), module._synchronising_is_an_error_in_this_thread():
+    with pytest.raises(RuntimeError, match="synchronizing"), uncapturable.synchronising_is_an_error_in_this_thread():
         synchronise()
     assert debug_mode == [0, "warn", 0]
     assert warnings.showwarning is show
+
+
+def test_an_error_in_a_recording_keeps_nothing_alive(monkeypatch):
+    """A cycle through its traceback would, until a garbage collection: memory on the device among it."""
+    monkeypatch.setattr(module, "new_graph", lambda generators: None)
+    monkeypatch.setattr(module, "capturing", lambda graph, pool: contextlib.nullcontext())
+    made = []
+
+    def fn():
+        tensor = torch.ones(3)
+        made.append(weakref.ref(tensor))
+        raise ValueError("not today")
+
+    graph = capture(lambda: None, device="cpu", watch=False)  # run directly: nothing has been recorded
+    graph._fn = fn
+    gc.disable()
+    try:
+        with contextlib.suppress(CaptureError):
+            graph._record(None)
+    finally:
+        gc.enable()
+    assert [tensor() for tensor in made] == [None]
 
 
 def _in_a_thread(fn) -> list:

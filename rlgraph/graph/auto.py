@@ -9,7 +9,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from rlgraph.devices import torch_device
 from rlgraph.errors import CaptureError, GraphError, UsageError, first_line, is_out_of_memory
-from rlgraph.graph.capture import capture, compiled, graph_breaks_allowed, leaving_no_trace
+from rlgraph.graph.capture import capture, leaving_no_trace
+from rlgraph.graph.compile import compiled, graph_breaks_allowed
 from rlgraph.graph.watch import name_of, putting_back_python
 
 T = TypeVar("T")

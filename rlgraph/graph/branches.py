@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.utils._pytree import tree_leaves
 
-MOST_STREAMS = 8  # beside the current one; torch has 32 in all
+from rlgraph.graph.recording import STREAMS
+
+MOST_STREAMS = 8  # beside the current one, of torch's STREAMS
 
 
 def branches(*functions: Callable, device: torch.device | str | None = None) -> list:
@@ -92,7 +94,7 @@ def _streams(device: torch.device, current: torch.cuda.Stream, count: int) -> It
     made = _of_thread.made.setdefault((device, current.priority), [])
     free = [stream for stream in made if stream != current and stream not in _of_thread.taken]
     count = min(count, MOST_STREAMS)
-    for _ in range(32):  # torch gives out its streams in turns
+    for _ in range(STREAMS):
         if len(free) >= count:
             break
         stream = torch.cuda.Stream(device, priority=current.priority)

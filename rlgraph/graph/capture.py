@@ -1,109 +1,34 @@
 """Capture a function's CUDA work once, replay it as one launch."""
 
 import contextlib
-import contextvars
 import functools
-import gc
-import inspect
-import threading
 import time
-import traceback
-import types
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from rlgraph.devices import torch_device
 from rlgraph.errors import CaptureError, GraphError, UsageError, first_line
 from rlgraph.graph import bindings
 from rlgraph.graph.inspect import GraphInfo, describe, flatten
-from rlgraph.graph.watch import HostDraws, Watched, code_that_runs, name_of, putting_back_python
-
-# Operations that need the host in the middle of the work, and what to write in their place.
-# The names are ATen's; `masked` stands for indexing by a boolean tensor.
-UNCAPTURABLE = {
-    "_local_scalar_dense": "reading a tensor on the host (.item(), float(), bool(), `if tensor:`) waits for the "
-    "GPU; keep the value in a tensor and choose with torch.where",
-    "nonzero": "the shape of nonzero's result depends on data; use torch.where(mask, a, b) or a masked sum",
-    "masked": "indexing by a boolean mask gives a shape that depends on data; use torch.where(mask, a, b)",
-    "masked_select": "its shape depends on data; use torch.where(mask, a, b)",
-    "_unique2": "its shape depends on data; use a fixed-size torch.sort or torch.bincount(minlength=...)",
-    "copy to host": "a copy to the host waits for the GPU; copy after replay(), outside the captured function",
-}
-# What a graph inside another one cannot hold beside: `replay` alone tells torch's generators to advance.
-A_DRAW = (
-    "inside another graph torch's generators do not advance, and every iteration would draw the same numbers; use "
-    "draws that count on the device, such as those of rlgraph.fused"
+from rlgraph.graph.recording import (
+    ALIVE,
+    PREPARING,
+    RECORDING,
+    MemoryPool,
+    an_empty_graph_is_an_error,
+    capturing,
+    new_graph,
+    no_garbage_collection,
+    pool_bytes,
+    put_torch_right,
+    stream_of_its_own,
 )
-
-SYNCHRONISES = "called a synchronizing CUDA operation"  # torch's words in its synchronisation debug mode
-STREAMS = 32  # torch hands out that many of each priority in turns
-PRIORITY = -1  # of the streams that are captured on; torch's default is 0
-
-# One capture at a time in a process, from its warm-up on: that sets a debug mode which the whole process shares.
-PREPARING = threading.RLock()
-# While one is recorded, no other thread may replay or release a graph of ours: releasing waits for the whole device,
-# which ends a capture in any thread, and before torch 2.12 a capture holds the default generator, which replays use.
-RECORDING = threading.RLock()
-# Captured graphs, to know their streams.
-_ALIVE = weakref.WeakSet()
-# Graphs whose capture CUDA has ended. Before torch 2.13 the allocator of pinned memory goes on reading them.
-_FAILED = []
-
-
-class MemoryPool(NamedTuple):
-    """Device memory that graphs share, and the stream they are captured on: torch keeps each stream's memory apart."""
-
-    handle: tuple[int, int]  # torch's own
-    stream: torch.cuda.Stream
-
-
-def compiled(fn: Callable) -> Callable:
-    """`torch.compile` for a function that is captured by hand.
-
-    Inductor's own CUDA graphs are off, so that neither its graph tree nor a second pool stands inside the capture;
-    shapes are fixed; a graph break is an error rather than a silent slow path, but where `graph_breaks_allowed`.
-    """
-    # A notice about Inductor itself, that a user can do nothing about; and one about what `precision` has chosen.
-    warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
-    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores for float32 matrix multiplication available")
-    whole, options = not _BREAKS.get(), {"triton.cudagraphs": False}
-    # What reads numbers on the host is compiled anew for each of them, were it not for `dynamic`.
-    return torch.compile(_with_own_code(fn), fullgraph=whole, dynamic=False if whole else None, options=options)
-
-
-_BREAKS = contextvars.ContextVar("graph breaks", default=False)
-
-
-@contextlib.contextmanager
-def graph_breaks_allowed():
-    """What is `compiled` meanwhile may consist of parts: for a function that is not captured."""
-    token = _BREAKS.set(True)
-    try:
-        yield
-    finally:
-        _BREAKS.reset(token)
-
-
-def _with_own_code(fn: Callable) -> Callable:
-    """A copy of a function or method with a code object of its own.
-
-    Dynamo counts compilations by code object, and refuses the ninth: the ninth environment of a process, say.
-    """
-    if inspect.ismethod(fn):
-        return types.MethodType(_with_own_code(fn.__func__), fn.__self__)
-    if not inspect.isfunction(fn):
-        return fn
-    copy = types.FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
-    copy.__kwdefaults__ = fn.__kwdefaults__
-    return copy
+from rlgraph.graph.uncapturable import Uncapturable, line_of, synchronising_is_an_error_in_this_thread
+from rlgraph.graph.watch import HostDraws, Watched, code_that_runs, name_of, putting_back_python
 
 
 def capture(
@@ -283,7 +208,7 @@ class Graph:
         return describe(
             flatten(contents),
             self._name,
-            memory_bytes=_pool_bytes(self.pool),
+            memory_bytes=pool_bytes(self.pool),
             state_bytes=_tensor_bytes(self._state),
             input_bytes=_tensor_bytes(self.inputs),
             output_bytes=_tensor_bytes(self.outputs),
@@ -392,7 +317,7 @@ class Graph:
 
     def _capture(self, pool, warmup):
         with torch.cuda.device(self.device):
-            pool = pool or MemoryPool(torch.cuda.graph_pool_handle(), _stream_of_its_own())
+            pool = pool or MemoryPool(torch.cuda.graph_pool_handle(), stream_of_its_own())
             pool.stream.wait_stream(torch.cuda.current_stream())
             # Named around the capture too: torch does not leave the stream of a capture that fails.
             with torch.cuda.stream(pool.stream):
@@ -400,7 +325,7 @@ class Graph:
                     self._warm_up(warmup)
                 finally:
                     pool.stream.synchronize()  # if it failed, others go on with what was put back here
-                with RECORDING, _no_garbage_collection():
+                with RECORDING, no_garbage_collection():
                     torch.cuda.synchronize()
                     started = time.perf_counter()
                     try:
@@ -411,13 +336,13 @@ class Graph:
                         pool.stream.synchronize()
                     self.capture_seconds = time.perf_counter() - started
             self.pool = pool
-            _ALIVE.add(self)
+            ALIVE.add(self)
 
     def _record(self, pool):
-        self._graph = self._new_graph()
+        self._graph = new_graph(self._generators)
         failed = None
         try:
-            with _an_empty_graph_is_an_error(), _capturing(self._graph, pool):
+            with an_empty_graph_is_an_error(), capturing(self._graph, pool):
                 try:
                     self.outputs = self._fn(*self.inputs)
                 except Exception as error:
@@ -426,7 +351,8 @@ class Graph:
         except Exception as error:
             if failed is not None:
                 if error is not failed and not isinstance(error, UserWarning):
-                    self._put_torch_right(pool)  # the end of the capture failed too: CUDA has invalidated it
+                    # The end of the capture failed too: CUDA has invalidated it.
+                    put_torch_right(self._graph, self._generators, pool)
                 raise self._error(failed) from failed
             if isinstance(error, UserWarning):
                 if any(isinstance(t, torch.Tensor) and t.device == self.device for t in tree_leaves(self.outputs)):
@@ -434,7 +360,7 @@ class Graph:
                 raise CaptureError(
                     f"{self._name} launches nothing on {self.device}: name the device that it works on as `device`"
                 ) from error
-            self._put_torch_right(pool)
+            put_torch_right(self._graph, self._generators, pool)
             raise CaptureError(
                 f"{self._name} cannot be captured: {first_line(error)}; it must wait for every stream that it "
                 "uses, and no other thread may wait for the whole device meanwhile"
@@ -444,31 +370,12 @@ class Graph:
         if (change := self.change()) is not None:
             raise self._rebound(change)
 
-    def _new_graph(self) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph(keep_graph=True)  # what was captured stays readable
-        for generator in self._generators:
-            graph.register_generator_state(generator)
-        return graph
-
-    def _put_torch_right(self, pool):
-        """Undo what a capture that CUDA has invalidated leaves behind in torch before 2.13 (pytorch #180395).
-
-        The allocator takes the capture for one under way, and fails at the next `empty_cache`. So do the generators,
-        and refuse to draw, until a capture ends well.
-        """
-        _FAILED.append(self._graph)
-        with contextlib.suppress(RuntimeError):  # torch has done it itself
-            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool.handle)
-            torch._C._cuda_releasePool(torch.cuda.current_device(), pool.handle)
-        with _capturing(self._new_graph(), MemoryPool(torch.cuda.graph_pool_handle(), pool.stream)):
-            torch.zeros((), device="cuda")  # torch warns of an empty graph
-
     def _warm_up(self, warmup):
         try:
             for i in range(max(2, warmup)):
                 # The first call may compile, and autotuning synchronises. From the second on, a synchronising call
                 # is an error here, before it can break a capture.
-                strictly = _synchronising_is_an_error_in_this_thread() if i else contextlib.nullcontext()
+                strictly = synchronising_is_an_error_in_this_thread() if i else contextlib.nullcontext()
                 with self._leaving_no_trace(), strictly:
                     before = self._offsets()
                     self._fn(*self.inputs)
@@ -533,7 +440,7 @@ class Graph:
 
     def _error(self, error: Exception) -> CaptureError:
         return CaptureError(
-            f"{self._name} cannot be captured: {first_line(error)} at {_line_of(error)}; constants must be made "
+            f"{self._name} cannot be captured: {first_line(error)} at {line_of(error)}; constants must be made "
             "before the capture, generators named in `generators`, and no value read on the host"
         )
 
@@ -542,7 +449,7 @@ class Graph:
 
         Inside compiled code there would be no operations to watch.
         """
-        with _Watch(self._name, self._may_draw):
+        with Uncapturable(self._name, self._may_draw):
             self._uncompiled()
 
 
@@ -566,114 +473,6 @@ def _tensor_bytes(tree) -> int:
     """Of all tensors in a tree; what is listed twice counts once."""
     tensors = [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]
     return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
-
-
-def _pool_bytes(pool: MemoryPool) -> int:
-    """What torch's allocator has reserved for a memory pool."""
-    segments = torch.cuda.memory_snapshot()
-    return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) == pool.handle)
-
-
-class _Watch(TorchDispatchMode):
-    """Raises CaptureError at the first operation that cannot be captured."""
-
-    def __init__(self, name, may_draw):
-        super().__init__()
-        self._name, self._may_draw = name, may_draw
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        found = _uncapturable(func, args, kwargs)
-        if found is None and not self._may_draw and torch.Tag.nondeterministic_seeded in func.tags:
-            found = f"{func.overloadpacket.__name__}: {A_DRAW},"
-        if found is not None:
-            raise CaptureError(f"{self._name} cannot be captured: {found} at {_line_of(None)}")
-        return func(*args, **kwargs)
-
-
-def _uncapturable(func, args, kwargs) -> str | None:
-    name = func.overloadpacket.__name__
-    if name in ("index", "index_put", "index_put_") and any(
-        isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1]
-    ):
-        name = "masked"
-    to = kwargs.get("device")
-    if name == "_to_copy" and to is not None and torch.device(to).type == "cpu" and args[0].is_cuda:
-        name = "copy to host"
-    return f"{name}: {UNCAPTURABLE[name]}," if name in UNCAPTURABLE else None
-
-
-def _line_of(error: BaseException | None) -> str:
-    """file:line of the innermost frame outside torch and this module, of an error or of the current call."""
-    frames = traceback.extract_tb(error.__traceback__) if error else traceback.extract_stack()
-    torch_root, ours = str(Path(torch.__file__).parent), (__file__, warnings.formatwarning.__code__.co_filename)
-    outside = [f for f in frames if not f.filename.startswith((torch_root, "<")) and f.filename not in ours]
-    if not outside:
-        return "an unknown line"
-    return f"{outside[-1].filename}:{outside[-1].lineno} ({outside[-1].line})"
-
-
-def _stream_of_its_own() -> torch.cuda.Stream:
-    """A stream that no other live graph was captured on, if there is one.
-
-    Captures on one stream share its cuBLAS workspace, so their graphs would disturb each other if they ran at once.
-    And it is none of those that `torch.cuda.Stream()` hands out, again and again: what another thread launched on it
-    during the capture would be captured too.
-    """
-    pools = [graph.pool for graph in _ALIVE]
-    taken = {pool.stream for pool in pools if pool is not None}  # None: another thread has reset it
-    streams = [torch.cuda.Stream(priority=PRIORITY) for _ in range(STREAMS)]
-    return next((stream for stream in streams if stream not in taken), streams[0])
-
-
-def _capturing(graph: torch.cuda.CUDAGraph, pool: MemoryPool):
-    # A capture of mode "thread_local" is not broken by what other threads allocate.
-    return torch.cuda.graph(graph, pool=pool.handle, stream=pool.stream, capture_error_mode="thread_local")
-
-
-@contextlib.contextmanager
-def _an_empty_graph_is_an_error():
-    """torch warns, and every replay would do nothing."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="The CUDA Graph is empty")
-        yield
-
-
-@contextlib.contextmanager
-def _synchronising_is_an_error_in_this_thread():
-    """torch's debug mode is the whole process's: with "error", `.item()` in another thread would raise there.
-
-    So it warns, and what shows warnings raises in this thread and keeps quiet in the others.
-    """
-    here, mode, show = threading.get_ident(), torch.cuda.get_sync_debug_mode(), warnings.showwarning
-
-    def show_or_raise(message, *args):
-        if not str(message).startswith(SYNCHRONISES):
-            show(message, *args)
-        elif threading.get_ident() == here:
-            raise RuntimeError(SYNCHRONISES)
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
-        warnings.filterwarnings("always", message=SYNCHRONISES)
-        warnings.showwarning = show_or_raise
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode(mode)
-
-
-@contextlib.contextmanager
-def _no_garbage_collection():
-    enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @functools.cache

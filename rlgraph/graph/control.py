@@ -6,7 +6,8 @@ import torch
 
 from rlgraph.errors import UsageError
 from rlgraph.graph import bindings
-from rlgraph.graph.capture import RECORDING, Graph
+from rlgraph.graph.capture import Graph
+from rlgraph.graph.recording import RECORDING
 
 Body = Callable | Sequence["Callable | Conditional"]
 

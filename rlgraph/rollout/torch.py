@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from rlgraph.environment import SAME_STEP, Environment
-from rlgraph.graph.capture import capture, compiled
+from rlgraph.graph.capture import capture
+from rlgraph.graph.compile import compiled
 from rlgraph.modes import MODES, compiles, resolve
 from rlgraph.rollout import VALUE_ROWS, EpisodeTotals, Rollout
 

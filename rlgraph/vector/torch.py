@@ -14,7 +14,8 @@ from rlgraph import modes
 from rlgraph.devices import torch_device
 from rlgraph.environment import select
 from rlgraph.graph.auto import check_that_it_runs, first_that_works
-from rlgraph.graph.capture import capture, compiled, graph_breaks_allowed
+from rlgraph.graph.capture import capture
+from rlgraph.graph.compile import compiled, graph_breaks_allowed
 from rlgraph.vector import base
 
 
