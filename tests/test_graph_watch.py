@@ -18,8 +18,10 @@ import torch
 from rlgraph.errors import CaptureError, GraphError
 from rlgraph.graph.capture import capture
 from rlgraph.graph.control import if_graph
+from rlgraph.graph.host_draws import HostDraws
 from rlgraph.graph.pool import GraphPool
-from rlgraph.graph.watch import HostDraws, Watched, code_that_runs
+from rlgraph.graph.user_code import code_that_runs
+from rlgraph.graph.watch import Watched
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SCALE, RNG = 1.0, np.random.default_rng(0)

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from rlgraph.devices import torch_device
 from rlgraph.errors import CaptureError, GraphError, UsageError, first_line
 from rlgraph.graph import bindings
+from rlgraph.graph.host_draws import HostDraws
 from rlgraph.graph.inspect import GraphInfo, describe, flatten
 from rlgraph.graph.recording import (
     ALIVE,
@@ -28,7 +29,8 @@ from rlgraph.graph.recording import (
     stream_of_its_own,
 )
 from rlgraph.graph.uncapturable import Uncapturable, line_of, synchronising_is_an_error_in_this_thread
-from rlgraph.graph.watch import HostDraws, Watched, code_that_runs, name_of, putting_back_python
+from rlgraph.graph.user_code import code_that_runs
+from rlgraph.graph.watch import Watched, name_of, putting_back_python
 
 
 def capture(

@@ -3,30 +3,24 @@
 import argparse
 import collections
 import contextlib
-import dis
 import functools
-import inspect
 import operator
-import pickle
 import random
-import sys
 import types
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
+from rlgraph.graph.host_draws import HostDraws
+from rlgraph.graph.user_code import function_of, is_library, is_library_function, reads_of
+
 DEPTH = 16  # attributes of attributes of ...
 MOST = 2000  # values watched
-# Whose objects are not looked into, beside Python's own. Of torch's, modules and optimisers are.
-LIBRARIES = {"torch", "functorch", "numpy", "triton", "cuda", "jax", "gymnasium", "array_api_compat"}
 SIMPLE = (bool, int, float, complex, str, bytes, type(None), range, slice, torch.device, torch.dtype, np.generic)
 GONE = (LookupError, AttributeError, ValueError)  # how a container, an object and a variable say it
-BASE = torch.nn.Module.__module__
 MODULE_PARTS = ("training", "_parameters", "_buffers", "_modules")
-BY_NAME = {"getattr", "hasattr", "vars", "attrgetter", "__dict__"}  # attributes may be read by a string's name
 
 
 class Watched:
@@ -39,21 +33,21 @@ class Watched:
 
     Objects are told apart by identity; numbers, strings and tuples of them by value.
 
-    What it does not do: it does not look into objects of Python, numpy and torch (see LIBRARIES), so neither into a
-    numpy array's elements nor an iterator's place; not beyond DEPTH and MOST; not at keys added to a dict, which may be
-    a cache; not at what only code in other threads reads, such as the backward of an autograd.Function on a GPU; and
-    not at a tensor whose memory is exchanged by `tensor.data = ...`, but for the first parameter of a module, which
-    tells `module.half()`.
+    What it does not do: it does not look into objects of Python, numpy and torch (see `user_code.LIBRARIES`), so
+    neither into a numpy array's elements nor an iterator's place; not beyond DEPTH and MOST; not at keys added to a
+    dict, which may be a cache; not at what only code in other threads reads, such as the backward of an
+    autograd.Function on a GPU; and not at a tensor whose memory is exchanged by `tensor.data = ...`, but for the first
+    parameter of a module, which tells `module.half()`.
 
     Args:
         fn: the function.
         device: where it runs; on a GPU tensors on the CPU are watched too, as one number of them is baked in.
-        ran: the code that a call of `fn` runs, see `code_that_runs`; None: all attributes count.
+        ran: the code that a call of `fn` runs, see `user_code.code_that_runs`; None: all attributes count.
     """
 
     def __init__(self, fn: Callable, device: torch.device | None = None, ran: set[types.CodeType] | None = None):
         walk = _Walk(fn, device, ran)
-        unknown = [code for code in (ran or set()) - walk.methods if _reads(code).own]
+        unknown = [code for code in (ran or set()) - walk.methods if reads_of(code).own]
         if unknown:  # they have a `self`, but are the methods of nothing that is reached
             walk = _Walk(fn, device, ran, unknown)
         # Not what else the walk holds: results of the call before would live as long as this.
@@ -110,7 +104,7 @@ class Watched:
         self._items = [entry for entry in self._items if id(entry) not in results]
         return self.change() is None
 
-    def host_draws(self) -> "HostDraws":
+    def host_draws(self) -> HostDraws:
         """The random generators of the host that are reached, as they stand."""
         return HostDraws(self._generators)
 
@@ -130,83 +124,14 @@ def putting_back_python(fn: Callable, device: torch.device, always: bool = False
             draws.put_back()
 
 
-@contextlib.contextmanager
-def code_that_runs():
-    """Yields a set, filled with the user's code objects that run in this thread meanwhile, and torch's modules'."""
-    found, before = set(), sys.getprofile()
-    known = {}  # code by id: to hash code is slow
-
-    def note(frame, event, _):
-        if event != "call" or id(frame.f_code) in known:
-            return
-        known[id(frame.f_code)] = frame.f_code
-        module = frame.f_globals.get("__name__")
-        if not _is_library(module) or (module.startswith("torch.nn.modules.") and module != BASE):
-            found.add(frame.f_code)
-
-    sys.setprofile(note)
-    try:
-        yield found
-    finally:
-        sys.setprofile(None)
-        if hasattr(before, "enable"):  # cProfile
-            before.enable()
-        elif before is not None:
-            sys.setprofile(before)
-
-
-class HostDraws:
-    """Where the host's random generators stand: Python's and numpy's own, torch's on a CPU, and those given.
-
-    Another thread that draws from the first ones meanwhile cannot be told from the function.
-    """
-
-    def __init__(self, generators=()):
-        self._sources = [
-            ("Python's random", random.getstate, random.setstate),
-            ("np.random", functools.partial(np.random.get_state, legacy=False), np.random.set_state),
-        ]
-        for name, generator in generators:
-            self._sources.append((name, *_state_of(generator)))
-        self._states = [get() for _, get, _ in self._sources]
-        self._known = [_content(state) for state in self._states]
-
-    def drawn_from(self) -> str | None:
-        """The first that is not where it was."""
-        return next((name for name, _, _ in self._moved()), None)
-
-    def put_back(self) -> None:
-        for _, put, state in self._moved():
-            put(state)
-
-    def _moved(self):
-        for (name, get, put), state, known in zip(self._sources, self._states, self._known):
-            if _content(get()) != known:
-                yield name, put, state
-
-
-def _content(state) -> bytes:
-    """Equal for equal states. A pickled tensor may hold the address of its memory."""
-    return state.numpy().tobytes() if isinstance(state, torch.Tensor) else pickle.dumps(state)
-
-
-def _state_of(generator):
-    if isinstance(generator, random.Random):
-        return generator.getstate, generator.setstate
-    if isinstance(generator, torch.Generator):
-        return generator.get_state, generator.set_state
-    bits = generator.bit_generator if isinstance(generator, np.random.Generator) else generator._bit_generator
-    return lambda: bits.state, lambda state: setattr(bits, "state", state)
-
-
 class _Walk:
     """What is reached from `fn`. Of the code `by_name`, what it reads of `self` counts for objects of any class."""
 
     def __init__(self, fn, device, ran=None, by_name=()):
         self._on_gpu = device is not None and device.type == "cuda"
         self._ran, self.methods = ran, set()  # code, and what of it belongs to a class that has been met
-        self._names = {name for code in ran or () for name in _reads(code).attributes}
-        self._names |= {name for code in by_name for name in _reads(code).own}
+        self._names = {name for code in ran or () for name in reads_of(code).attributes}
+        self._names |= {name for code in by_name for name in reads_of(code).own}
         self.items = []  # (container, key, value, name): container[key] is value
         self.gets = []  # (get, owner, value, name): get(owner) is value, or the same integer
         self.generators = []
@@ -273,12 +198,12 @@ class _Walk:
         self.visit(method.__self__, name_of(method.__self__), depth)
 
     def _function(self, fn, name, depth):
-        if _is_library(fn.__globals__.get("__name__", "")):
+        if is_library(fn.__globals__.get("__name__", "")):
             self._wrapped(fn, name, depth)
             return
         if not self._runs(fn):
             return
-        reads = _reads(fn.__code__)
+        reads = reads_of(fn.__code__)
         for variable, cell in zip(fn.__code__.co_freevars, fn.__closure__ or ()):
             if variable in reads.closure and cell != types.CellType():
                 self._by_getattr(cell, "cell_contents", f"variable {variable} of {fn.__name__}", depth, variable)
@@ -289,7 +214,7 @@ class _Walk:
         self._wrapped(fn, name, depth)
         for variable in sorted(reads.globals & fn.__globals__.keys()):
             value = fn.__globals__[variable]
-            if isinstance(value, (type, types.ModuleType)) or _is_library_function(value):  # nobody rebinds those
+            if isinstance(value, (type, types.ModuleType)) or is_library_function(value):  # nobody rebinds those
                 self.visit(value, variable, depth)
             else:
                 self._item(fn.__globals__, variable, f"global {variable}", depth, variable)
@@ -371,7 +296,7 @@ class _Walk:
 
     def _object(self, value, name, depth):
         plain = isinstance(value, (torch.nn.Module, types.SimpleNamespace, argparse.Namespace))
-        if _is_library(type(value).__module__) and not plain:
+        if is_library(type(value).__module__) and not plain:
             self._wrapped(value, name, depth)
             return
         attributes = getattr(value, "__dict__", None)
@@ -386,10 +311,10 @@ class _Walk:
     def _own(self, klass):
         """What the methods of a class that have run read of `self`."""
         if klass not in self._owns:
-            functions = [_function_of(member) for base in klass.__mro__ for member in vars(base).values()]
+            functions = [function_of(member) for base in klass.__mro__ for member in vars(base).values()]
             codes = {fn.__code__ for fn in functions if fn is not None and self._runs(fn)}
             self.methods |= codes
-            self._owns[klass] = {name for code in codes for name in _reads(code).own}
+            self._owns[klass] = {name for code in codes for name in reads_of(code).own}
         return self._owns[klass]
 
     def _runs(self, fn):
@@ -409,10 +334,10 @@ class _Walk:
     def _class(self, klass, name, depth, instance=None):
         """What instances find in their class: methods that have run, and values."""
         for base in klass.__mro__:
-            if _is_library(base.__module__):
+            if is_library(base.__module__):
                 continue
             for key, member in list(vars(base).items()):
-                fn = _function_of(member)
+                fn = function_of(member)
                 if fn is not None:
                     self.visit(fn, f"{name}.{key}", depth)
                 elif self._counts(key, klass) and not (key.startswith("__") and key.endswith("__")):
@@ -431,7 +356,7 @@ class _Walk:
             self._get(functools.partial(operator.contains, attributes), key, f"whether there is a {name} of its own")
 
     def _python_module(self, module, name, depth):
-        if _is_library(module.__name__):
+        if is_library(module.__name__):
             return
         for key, value in list(vars(module).items()):
             if self._ran is None or key not in self._names or key.startswith("__"):
@@ -459,63 +384,6 @@ def name_of(value) -> str:
     if isinstance(value, functools.partial):
         return name_of(value.func)
     return getattr(value, "__name__", type(value).__name__)
-
-
-def _function_of(member) -> types.FunctionType | None:
-    """The function that a class's member runs, without the decorators around it; None: it is a value."""
-    if isinstance(member, (staticmethod, classmethod)):
-        member = member.__func__
-    if isinstance(member, property):
-        member = member.fget
-    if isinstance(member, functools.cached_property):
-        member = member.func
-    if isinstance(member, (types.FunctionType, functools._lru_cache_wrapper)):
-        member = inspect.unwrap(member)
-    return member if isinstance(member, types.FunctionType) else None
-
-
-def _is_library_function(value) -> bool:
-    if isinstance(value, types.FunctionType):
-        return _is_library(value.__globals__.get("__name__")) and not hasattr(value, "__wrapped__")
-    return isinstance(value, types.BuiltinFunctionType)
-
-
-def _is_library(module: str | None) -> bool:
-    """Whether a module's objects are not the user's. Of rlgraph, that is what handles graphs."""
-    root = (module or "").split(".")[0]
-    return root in sys.stdlib_module_names or root in LIBRARIES or (module or "").startswith("rlgraph.graph.")
-
-
-class _Reads(NamedTuple):
-    """Names that code reads, with the functions inside it; not those that it only writes."""
-
-    own: frozenset[str]  # attributes of `self`
-    attributes: frozenset[str]  # of anything else
-    globals: frozenset[str]
-    closure: frozenset[str]
-
-
-@functools.lru_cache(maxsize=4096)
-def _reads(code: types.CodeType) -> _Reads:
-    own, attributes, variables, closure = set(), set(), set(), set()
-    before = None
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
-            loaded = before.argval if isinstance(before.argval, tuple) else (before.argval,)  # by one instruction
-            of_self = before.opname.startswith("LOAD_FAST") and loaded[-1] == "self"
-            (own if of_self else attributes).add(instruction.argval)
-        elif instruction.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")):
-            variables.add(instruction.argval)
-        elif instruction.opname.startswith(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")):
-            closure.add(instruction.argval)
-        before = instruction
-    if BY_NAME & (own | attributes | variables):
-        attributes |= {const for const in code.co_consts if isinstance(const, str) and const.isidentifier()}
-    for inner in (_reads(const) for const in code.co_consts if isinstance(const, types.CodeType)):
-        attributes |= inner.attributes | inner.own
-        variables |= inner.globals
-        closure |= inner.closure
-    return _Reads(*map(frozenset, (own, attributes, variables, closure)))
 
 
 def _is_replaced(container, key, value) -> bool:
