@@ -149,6 +149,8 @@ def test_an_input_on_another_device_is_refused_not_copied(device, other):
 
 
 def test_an_input_that_is_not_a_tensor_is_refused():
+    with pytest.raises(UsageError, match="cuda:99"):
+        capture(lambda: None, device="cuda:99")
     with pytest.raises(UsageError, match=r"input 1 of <lambda> is of type float: an input is a tensor"):
         capture(lambda x, y: x + y, torch.zeros(3), 1.0)
 

@@ -297,6 +297,8 @@ def test_a_condition_is_one_bool_or_int32(condition, kind):
 
 def test_what_makes_no_body_is_refused():
     c = Counting("cpu", 5)
+    with pytest.raises(UsageError, match="on the device, not of type bool"):
+        if_graph(True, lambda: None)
     with pytest.raises(UsageError, match="at least one function"):
         while_graph([], c.going_on)
     with pytest.raises(UsageError, match="give the function itself"):

@@ -5,11 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
-from rlgraph.devices import torch_device
 from rlgraph.errors import CaptureError, GraphError, UsageError, first_line, is_out_of_memory
-from rlgraph.graph.capture import capture, leaving_no_trace
+from rlgraph.graph.capture import capture, device_of, leaving_no_trace
 from rlgraph.graph.compile import compiled, graph_breaks_allowed
 from rlgraph.graph.watch import name_of, putting_back_python
 
@@ -99,7 +98,7 @@ class Auto:
         self._fn, self._name = fn, name_of(fn)
         self._state, self._generators, self._most = state, generators, most
         self._check_tensors(inputs)
-        self.device = _device(inputs, state, device)
+        self.device = device_of(inputs, state, device)
         self._graphs, self.captures = {}, 0  # by shapes and dtypes; None: these run directly
         self._run, self._said = _uncompiled(fn), set()
         if not _can_capture(self.device):
@@ -189,13 +188,6 @@ class Auto:
         if about not in self._said:
             self._said.add(about)
             warnings.warn(line, stacklevel=4)
-
-
-def _device(inputs, state, device) -> torch.device:
-    if device is None:
-        tensors = [t for t in tree_leaves((inputs, state)) if isinstance(t, torch.Tensor)]
-        device = tensors[0].device if tensors else None
-    return torch_device(device)
 
 
 def _can_capture(device) -> bool:

@@ -53,8 +53,8 @@ def capture(
             the generators, are put back after each call, so that a capture leaves no trace.
         generators: every explicit `torch.Generator` that `fn` draws from. Each replay draws fresh numbers, the same
             ones that as many direct calls would; `manual_seed` after the capture takes effect at the next replay.
-        device: where to capture; by default that of the first input or state tensor, and without one a GPU where there
-            is one.
+        device: where to capture, by a name in `rlgraph.devices`; by default that of the first input or state tensor,
+            and without one a GPU where there is one.
         pool: `other.pool` to share a live graph's memory. A replay of either may then overwrite the outputs of the
             other, and they must not run at the same time; `rlgraph.graph.pool.GraphPool` sees to both.
         warmup: calls before the capture, on the capturing stream: lazy initialisation and compilation happen there.
@@ -71,7 +71,7 @@ def capture(
     Raises:
         CaptureError: `fn` does something that a graph cannot hold, or rebinds what it reads in the next call. The
             process remains usable, and what was rebound is as before.
-        UsageError: an input is not a tensor.
+        UsageError: an input is not a tensor, or there is no such device.
     """
     for i, given in enumerate(inputs):
         if not isinstance(given, torch.Tensor):
@@ -79,12 +79,18 @@ def capture(
                 f"input {i} of {name_of(fn)} is of type {type(given).__name__}: an input is a tensor; bind what is "
                 "none, and does not change, with functools.partial"
             )
-    if device is None:
-        tensors = [t for t in tree_leaves((inputs, state)) if isinstance(t, torch.Tensor)]
-        device = tensors[0].device if tensors else torch_device()
-    graph = Graph(fn, inputs, state, tuple(generators), torch.device(device), pool, warmup, watch=watch)
+    device = device_of(inputs, state, device)
+    graph = Graph(fn, inputs, state, tuple(generators), device, pool, warmup, watch=watch)
     graph.instantiate()
     return graph
+
+
+def device_of(inputs, state, device: torch.device | str | None) -> torch.device:
+    """The device that is named, with its index; else that of the first tensor; else a GPU where there is one."""
+    if device is None:
+        tensors = [t for t in tree_leaves((inputs, state)) if isinstance(t, torch.Tensor)]
+        device = tensors[0].device if tensors else None
+    return torch_device(device)
 
 
 @dataclass(frozen=True)
