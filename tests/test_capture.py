@@ -148,7 +148,7 @@ def test_an_input_on_another_device_is_refused_not_copied(device, other):
     assert graph.replays == 0
 
 
-def test_an_input_that_is_not_a_tensor_is_refused():
+def test_an_input_that_is_no_tensor_and_a_device_that_is_not_there_are_refused():
     with pytest.raises(UsageError, match="cuda:99"):
         capture(lambda: None, device="cuda:99")
     with pytest.raises(UsageError, match=r"input 1 of <lambda> is of type float: an input is a tensor"):
