@@ -51,7 +51,9 @@ class Watched:
         if unknown:  # they have a `self`, but are the methods of nothing that is reached
             walk = _Walk(fn, device, ran, unknown)
         # Not what else the walk holds: results of the call before would live as long as this.
-        self._items, self._gets, self._generators = walk.items, walk.gets, walk.generators
+        self._items, self._item_names = walk.items, walk.item_names
+        self._gets, self._get_names = walk.gets, walk.get_names
+        self._generators = walk.generators
 
     def __len__(self):
         return len(self._items) + len(self._gets)
@@ -62,10 +64,10 @@ class Watched:
         This runs at every replay: about 2 µs for 50 values.
         """
         try:
-            for container, key, value, _ in self._items:
+            for container, key, value in self._items:
                 if container[key] is not value:
                     return self._first_change()
-            for get, owner, value, _ in self._gets:
+            for get, owner, value in self._gets:
                 now = get(owner)
                 if now is not value and (type(now) is not int or now != value):
                     return self._first_change()
@@ -74,15 +76,18 @@ class Watched:
         return None
 
     def _first_change(self) -> str | None:
-        for entries, get in ((self._items, operator.getitem), (self._gets, lambda get, owner: get(owner))):
-            for i, (first, second, then, name) in enumerate(entries):
+        for entries, names, get in (
+            (self._items, self._item_names, operator.getitem),
+            (self._gets, self._get_names, lambda get, owner: get(owner)),
+        ):
+            for i, (first, second, then) in enumerate(entries):
                 try:
                     now = get(first, second)
                 except GONE:
-                    return f"{name} was {_short(then)} and is gone"
+                    return f"{names[i]} was {_short(then)} and is gone"
                 if not _same(then, now):
-                    return _in_words(name, then, now)
-                entries[i] = (first, second, now, name)  # an equal one: the next look is quick again
+                    return _in_words(names[i], then, now)
+                entries[i] = (first, second, now)  # an equal one: the next look is quick again
         return None
 
     def forgives(self, call: Callable) -> bool:
@@ -90,18 +95,19 @@ class Watched:
 
         To find out, `call` runs with something in their place that cannot be used. They are not watched any more.
         """
-        changed = [entry for entry in self._items if _is_replaced(*entry[:3])]
-        for container, key, _, _ in changed:
+        changed = [i for i, entry in enumerate(self._items) if _is_replaced(*entry)]
+        for i in changed:
+            container, key, _ = self._items[i]
             container[key] = _UNUSABLE
         try:
             outputs = tree_leaves(call())
-            held = [container[key] for container, key, _, _ in self._items]
+            held = [container[key] for container, key, _ in self._items]
         except Exception:  # among others, one is gone
             return False
         if any(value is _UNUSABLE for value in (*outputs, *held)):
             return False
-        results = set(map(id, changed))
-        self._items = [entry for entry in self._items if id(entry) not in results]
+        for i in reversed(changed):
+            del self._items[i], self._item_names[i]
         return self.change() is None
 
     def host_draws(self) -> HostDraws:
@@ -132,8 +138,9 @@ class _Walk:
         self._ran, self.methods = ran, set()  # code, and what of it belongs to a class that has been met
         self._names = {name for code in ran or () for name in reads_of(code).attributes}
         self._names |= {name for code in by_name for name in reads_of(code).own}
-        self.items = []  # (container, key, value, name): container[key] is value
-        self.gets = []  # (get, owner, value, name): get(owner) is value, or the same integer
+        # Names apart: a look at a tuple of four takes longer.
+        self.items, self.item_names = [], []  # (container, key, value): container[key] is value
+        self.gets, self.get_names = [], []  # (get, owner, value): get(owner) is value, or the same integer
         self.generators = []
         self._contents = []  # lists, sets and dicts, with what is in them
         self._puts = []  # (owner, attribute, value): it was that
@@ -144,7 +151,7 @@ class _Walk:
 
     def put_back(self) -> None:
         """Make everything what it was, so that calls in between leave no trace; not what tensors hold."""
-        for container, key, value, _ in self.items:
+        for container, key, value in self.items:
             if type(container) is dict and container.get(key, _MISSING) is not value:  # globals, among others
                 container[key] = value
         for owner, attribute, value in self._puts:
@@ -229,7 +236,8 @@ class _Walk:
 
     def _item(self, container, key, name, depth, inner=None):
         value = container[key]
-        self.items.append((container, key, value, name))
+        self.items.append((container, key, value))
+        self.item_names.append(name)
         self.visit(value, inner or name, depth)
 
     def _by_getattr(self, owner, attribute, name, depth, inner=None):
@@ -240,7 +248,8 @@ class _Walk:
         self.visit(value, inner or name, depth)
 
     def _get(self, get, owner, name):
-        self.gets.append((get, owner, get(owner), name))
+        self.gets.append((get, owner, get(owner)))
+        self.get_names.append(name)
 
     def _tensor(self, tensor, name, depth):
         counted = self._on_gpu and tensor.device.type == "cpu" and not tensor.is_inference()
