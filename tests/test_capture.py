@@ -217,6 +217,7 @@ def test_without_cuda_it_says_once_that_nothing_is_captured():
     assert [str(w.message) for w in said] == [
         "no CUDA graph on cpu: the function is run directly, with the same buffers"
     ]
+    assert said[0].filename == __file__  # where it was captured
 
 
 @pytest.mark.gpu

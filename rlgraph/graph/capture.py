@@ -691,4 +691,4 @@ def _no_garbage_collection():
 
 @functools.cache
 def _say_once_that_nothing_is_captured(device: torch.device) -> None:
-    warnings.warn(f"no CUDA graph on {device.type}: the function is run directly, with the same buffers", stacklevel=5)
+    warnings.warn(f"no CUDA graph on {device.type}: the function is run directly, with the same buffers", stacklevel=4)

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map
 from rlgraph.devices import torch_device
 from rlgraph.errors import UsageError
 from rlgraph.graph.capture import Graph, capture
+from rlgraph.graph.watch import name_of
 
 SIZES = tuple(2**n for n in range(11))  # 1 to 1024
 
@@ -66,7 +67,7 @@ class GraphPool:
         self.graphs: OrderedDict[tuple, Graph] = OrderedDict()
         self.evicted = 0
         self.device = None if device is None else torch_device(device)
-        self._fn, self._name = _without_gradients(fn), _name(fn)
+        self._fn, self._name = _without_gradients(fn), name_of(fn)
         self._state, self._generators, self._most = state, tuple(generators), most
         self._turn = threading.RLock()
         self._last_stream = None
@@ -188,16 +189,12 @@ class GraphPool:
         self._last_stream = stream
 
 
-def _name(fn) -> str:
-    return getattr(fn, "__name__", type(fn).__name__)
-
-
 def _without_gradients(fn) -> Callable:
     @torch.no_grad()
     def run(*inputs):
         return fn(*inputs)
 
-    run.__name__, run.__wrapped__ = _name(fn), fn  # what a capture looks at, to notice changes
+    run.__name__, run.__wrapped__ = name_of(fn), fn  # what a capture looks at, to notice changes
     return run
 
 
