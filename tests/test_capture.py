@@ -220,6 +220,16 @@ def test_without_cuda_it_says_once_that_nothing_is_captured():
     assert said[0].filename == __file__  # where it was captured
 
 
+def test_a_device_that_is_not_there_is_told_in_a_line():
+    with pytest.raises(UsageError, match="unknown device 'foo'"):
+        capture(lambda x: x + 1, torch.zeros(2), device="foo")
+
+
+def test_an_input_that_is_no_tensor_is_told_in_a_line():
+    with pytest.raises(ValueError, match="input 0 of <lambda> is a tensor, not of type float"):
+        capture(lambda x: x + 1, torch.zeros(2)).replay(1.0)
+
+
 @pytest.mark.gpu
 def test_a_copy_to_the_host_is_named():
     with pytest.raises(CaptureError, match="copy to host"):

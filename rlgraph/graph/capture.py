@@ -126,8 +126,8 @@ def capture(
             the generators, are put back after each call, so that a capture leaves no trace.
         generators: every explicit `torch.Generator` that `fn` draws from. Each replay draws fresh numbers, the same
             ones that as many direct calls would; `manual_seed` after the capture takes effect at the next replay.
-        device: where to capture; by default that of the first input or state tensor, and without one a GPU where there
-            is one.
+        device: where to capture, by a name in `rlgraph.devices`; by default that of the first input or state tensor,
+            and without one a GPU where there is one.
         pool: `other.pool` to share a live graph's memory. A replay of either may then overwrite the outputs of the
             other, and they must not run at the same time; `rlgraph.graph.pool.GraphPool` sees to both.
         warmup: calls before the capture, on the capturing stream: lazy initialisation and compilation happen there.
@@ -144,7 +144,7 @@ def capture(
     Raises:
         CaptureError: `fn` does something that a graph cannot hold, or rebinds what it reads in the next call. The
             process remains usable, and what was rebound is as before.
-        UsageError: an input is not a tensor.
+        UsageError: an input is not a tensor, or there is no such device.
     """
     for i, given in enumerate(inputs):
         if not isinstance(given, torch.Tensor):
@@ -152,10 +152,9 @@ def capture(
                 f"input {i} of {name_of(fn)} is of type {type(given).__name__}: an input is a tensor; bind what is "
                 "none, and does not change, with functools.partial"
             )
-    if device is None:
-        tensors = [t for t in tree_leaves((inputs, state)) if isinstance(t, torch.Tensor)]
-        device = tensors[0].device if tensors else torch_device()
-    graph = Graph(fn, inputs, state, tuple(generators), torch.device(device), pool, warmup, watch=watch)
+    tensors = [t for t in tree_leaves((inputs, state)) if isinstance(t, torch.Tensor)]
+    device = tensors[0].device if device is None and tensors else torch_device(device)
+    graph = Graph(fn, inputs, state, tuple(generators), device, pool, warmup, watch=watch)
     graph.instantiate()
     return graph
 
@@ -234,7 +233,7 @@ class Graph:
 
         Raises:
             GraphError: a Python value that the function reads is not what it was at the capture.
-            ValueError: another number of inputs than captured, or another shape, dtype or device.
+            ValueError: another number of inputs than captured, or another type, shape, dtype or device.
             RuntimeError: after `reset`.
         """
         self._check_alive()
@@ -366,6 +365,8 @@ class Graph:
         if len(inputs) != len(self.inputs):
             raise ValueError(f"{self._name} was captured with {len(self.inputs)} inputs, got {len(inputs)}")
         for i, (static, given) in enumerate(zip(self.inputs, inputs)):
+            if not isinstance(given, torch.Tensor):
+                raise ValueError(f"input {i} of {self._name} is a tensor, not of type {type(given).__name__}")
             if given.shape != static.shape or given.dtype != static.dtype:
                 raise ValueError(
                     f"input {i} of {self._name} was captured as {static.dtype}{list(static.shape)}, "

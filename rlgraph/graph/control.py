@@ -71,8 +71,8 @@ class Decided:
     MADE_BY: str  # the public functions
 
     def __init__(self, body, condition, state, most, loop, watch=True):
-        self.device = condition.device
         _check(condition, most)
+        self.device = condition.device
         self._condition, self._loop, self._state = condition, loop, [state, condition]  # warming up writes that too
         self._watches = watch
         self._most = bindings.NEVER if most is None else most
@@ -180,6 +180,8 @@ class Conditional(Decided):
 
 
 def _check(condition: torch.Tensor, most: int | None) -> None:
+    if not isinstance(condition, torch.Tensor):
+        raise UsageError(f"a condition is a tensor, one bool or int32 on the device, not a {type(condition).__name__}")
     if condition.numel() != 1 or condition.dtype not in (torch.bool, torch.int32):
         kind = f"{condition.dtype}{list(condition.shape)}"
         raise UsageError(f"a condition is one bool or int32 on the device, not {kind}")

@@ -74,8 +74,8 @@ class _Launching(Decided):
     NEEDS = bindings.DEVICE_LAUNCH, "a launch from the device"
 
     def __init__(self, body, condition, state, most, loop):
-        self._error = torch.zeros((), dtype=torch.int32, device=condition.device)
         super().__init__(body, condition, state, most, loop)
+        self._error = torch.zeros((), dtype=torch.int32, device=self.device)
 
     def iterations(self) -> int:
         """How often the body ran in the last replay. Waits for it.
