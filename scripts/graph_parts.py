@@ -16,7 +16,7 @@ import torch
 
 import rlgraph
 from rlgraph.agents.ppo_torch import PPO
-from rlgraph.bench.results import write_measured
+from rlgraph.bench.results import out_options, write_measured
 from rlgraph.graph.auto import auto
 from rlgraph.graph.branches import branches
 from rlgraph.graph.capture import capture
@@ -287,8 +287,7 @@ PARTS = {
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", help="JSON file to write")
-    parser.add_argument("--commit", default="", help="to note where there is no git checkout to ask")
+    out_options(parser)
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("error: this needs an NVIDIA GPU, and torch finds none")

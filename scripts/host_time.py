@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 import rlgraph
-from rlgraph.bench.results import write_measured
+from rlgraph.bench.results import count, errors_in_a_line, out_options, write_measured
 from rlgraph.checkpoint import BEGINNING
 from rlgraph.loop import Clock, Loop
 from rlgraph.metrics import MetricsLog
@@ -69,9 +69,8 @@ def main():
     parser.add_argument("--num-envs", type=int, default=64)
     parser.add_argument("--num-steps", type=int, default=64)
     parser.add_argument("--iterations-per-launch", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--launches", type=int, default=200, help="to time, for each row")
-    parser.add_argument("--out", help="JSON file to write")
-    parser.add_argument("--commit", default="", help="to note where there is no git checkout to ask")
+    parser.add_argument("--launches", type=count, default=200, help="to time, for each row")
+    out_options(parser)
     args = parser.parse_args()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # or JAX would leave torch no memory
 
@@ -99,4 +98,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    with errors_in_a_line():
+        main()

@@ -16,7 +16,7 @@ import torch
 import rlgraph
 from rlgraph.agents.ppo import PPOConfig
 from rlgraph.agents.ppo_torch import PPO
-from rlgraph.bench.results import write_measured
+from rlgraph.bench.results import count, errors_in_a_line, out_options, write_measured
 from rlgraph.bench.torch_variants import timer
 from rlgraph.precision import PRECISIONS
 
@@ -57,9 +57,8 @@ def main():
     parser.add_argument("--num-envs", type=int, default=4096)
     parser.add_argument("--num-steps", type=int, default=128)
     parser.add_argument("--hidden", type=int, nargs="+", default=[64, 64])
-    parser.add_argument("--launches", type=int, default=20)
-    parser.add_argument("--out", help="JSON file to write")
-    parser.add_argument("--commit", default="", help="to note where there is no git checkout to ask")
+    parser.add_argument("--launches", type=count, default=20)
+    out_options(parser)
     args = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("kernels run on a GPU: there is none")
@@ -75,4 +74,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    with errors_in_a_line():
+        main()

@@ -18,7 +18,7 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_enable_comma
 import rlgraph
 from rlgraph.agents import ppo_jax
 from rlgraph.bench.jax_variants import event_names
-from rlgraph.bench.results import write_measured
+from rlgraph.bench.results import count, errors_in_a_line, out_options, write_measured
 from rlgraph.train import default_config
 
 COUNTED = {"graph launches": "GraphLaunch", "kernel launches": "LaunchKernel", "copies from host": "MemcpyH2D"}
@@ -48,6 +48,10 @@ def measure(config, unroll: int | bool, launches: int) -> dict:
     }
 
 
+def unrolling(text: str) -> int | str:
+    return text if text == "all" else count(text)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--env", default="CartPole-v1")
@@ -55,10 +59,11 @@ def main():
     parser.add_argument("--num-envs", type=int, default=64)
     parser.add_argument("--num-steps", type=int, default=64)
     parser.add_argument("--iterations-per-launch", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--unroll", nargs="+", default=["1", "4", "all"], help="updates in one turn of their loop")
-    parser.add_argument("--launches", type=int, default=50, help="to time, for each row")
-    parser.add_argument("--out", help="JSON file to write")
-    parser.add_argument("--commit", default="", help="to note where there is no git checkout to ask")
+    parser.add_argument(
+        "--unroll", nargs="+", type=unrolling, default=[1, 4, "all"], help="updates in one turn of their loop"
+    )
+    parser.add_argument("--launches", type=count, default=50, help="to time, for each row")
+    out_options(parser)
     args = parser.parse_args()
 
     print("  K unroll  setup s   µs an iteration", "".join(f"{name:>18}" for name in COUNTED), sep="")
@@ -74,7 +79,7 @@ def main():
             total_steps=10**9,
         )
         for word in args.unroll:
-            row = measure(config, True if word == "all" else int(word), args.launches)
+            row = measure(config, True if word == "all" else word, args.launches)
             counts = "".join(f"{row[name]:18.1f}" for name in COUNTED)
             print(f"{K:3} {word:>6}{row['setup_seconds']:9.1f}{row['iteration_us']:18.1f}{counts}", flush=True)
             rows.append(row)
@@ -82,4 +87,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    with errors_in_a_line():
+        main()

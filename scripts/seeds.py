@@ -19,6 +19,8 @@ from pathlib import Path
 
 from rich.progress import track
 
+from rlgraph.bench.results import file_to_write
+
 MOST_POINTS = 130  # of a curve: more than a plot shows only make the file larger
 
 
@@ -60,7 +62,7 @@ def main():
     parser.add_argument("--backend", default="torch")
     parser.add_argument("--seeds", type=int, default=10, help="train with seeds 0 to this, exclusive")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
-    parser.add_argument("--out", required=True, help="JSON file to write")
+    parser.add_argument("--out", required=True, type=file_to_write, help="JSON file to write")
     words = sys.argv[1:]
     split = words.index("--") if "--" in words else len(words)
     args = parser.parse_args(words[:split])

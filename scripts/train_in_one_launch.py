@@ -21,10 +21,10 @@ import rlgraph
 from rlgraph.agents.one_launch import UntilSolved
 from rlgraph.agents.ppo import PPOConfig
 from rlgraph.agents.ppo_torch import PPO
-from rlgraph.bench.results import write_measured
+from rlgraph.bench.results import count, errors_in_a_line, out_options, write_measured
 from rlgraph.config import SEEDS
 from rlgraph.environment import Environment
-from rlgraph.errors import CaptureError, GraphError, UsageError
+from rlgraph.errors import UsageError
 from rlgraph.train import EVAL_SEED_OFFSET, default_config
 
 
@@ -63,10 +63,15 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def measure(args) -> dict:
+def summary(config: PPOConfig, target: float, rows: list[dict]) -> dict:
     """A row for each seed, and medians over them."""
-    if args.seeds < 1:
-        raise UsageError(f"seeds must be at least 1, but is {args.seeds}")
+    figures = ("seconds", "host_us", "iterations", "evaluations", "greedy_return")
+    medians = {name: statistics.median(row[name] for row in rows) for name in figures}
+    rows = [{name: None if x != x else x for name, x in row.items()} for row in rows]  # JSON has no NaN
+    return {"config": dataclasses.asdict(config), "target": target, "median": medians, "rows": rows}
+
+
+def measure(args) -> None:
     env = rlgraph.make(args.env)
     target = env.definition.REWARD_THRESHOLD if args.target is None else args.target
     if target is None:
@@ -87,35 +92,28 @@ def measure(args) -> dict:
             "{deciding_return:15.1f}  {greedy_return:13.1f}".format(**row),
             flush=True,
         )
+        measured = summary(config, target, rows)
+        write_measured(args, "python scripts/train_in_one_launch.py", sys.argv[1:], measured)
     if not rows[0]["one_launch"]:
         print("Without a GPU the host's part is the whole loop.")
-    figures = ("seconds", "host_us", "iterations", "evaluations", "greedy_return")
-    medians = {name: statistics.median(row[name] for row in rows) for name in figures}
-    print("median: " + ", ".join(f"{name} {value:g}" for name, value in medians.items()))
-    rows = [{name: None if x != x else x for name, x in row.items()} for row in rows]  # JSON has no NaN
-    return {"config": dataclasses.asdict(config), "target": target, "median": medians, "rows": rows}
+    print("median: " + ", ".join(f"{name} {value:g}" for name, value in measured["median"].items()))
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--env", default="CartPole-v1")
     parser.add_argument("--target", type=float, help="mean return; the environment's own mark if left out")
     parser.add_argument("--eval-episodes", type=int, help="greedy ones that decide; 0: training does; 100 if left out")
     parser.add_argument("--seed", type=int, default=0, help="the first one; the others follow")
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--seeds", type=count, default=1)
     for option in ("--num-envs", "--num-steps", "--num-epochs", "--total-steps"):
         parser.add_argument(option, type=int, help="as `rlgraph train ppo`'s")
     parser.add_argument("--target-kl", type=float, help="as `rlgraph train ppo`'s")
-    parser.add_argument("--out", help="JSON file to write")
-    parser.add_argument("--commit", default="", help="to note where there is no git checkout to ask")
+    out_options(parser)
     args = parser.parse_args()
-    try:
-        write_measured(args, "python scripts/train_in_one_launch.py", sys.argv[1:], measure(args))
-    except (UsageError, GraphError, CaptureError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    measure(args)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with errors_in_a_line():
+        main()

@@ -219,7 +219,17 @@ def test_without_cuda_it_says_once_that_nothing_is_captured():
     assert [str(w.message) for w in said] == [
         "no CUDA graph on cpu: the function is run directly, with the same buffers"
     ]
-    assert said[0].filename == __file__
+    assert said[0].filename == __file__  # where it was captured
+
+
+def test_a_device_that_is_not_there_is_told_in_a_line():
+    with pytest.raises(UsageError, match="unknown device 'foo'"):
+        capture(lambda x: x + 1, torch.zeros(2), device="foo")
+
+
+def test_an_input_that_is_no_tensor_is_told_in_a_line():
+    with pytest.raises(ValueError, match="input 0 of <lambda> is a tensor, not of type float"):
+        capture(lambda x: x + 1, torch.zeros(2)).replay(1.0)
 
 
 @pytest.mark.gpu

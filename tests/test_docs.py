@@ -34,7 +34,8 @@ def graphs_example(section, device, which=0, **changed):
     page = (ROOT / "docs" / "graphs.md").read_text()
     (text,) = re.findall(rf"\n## {section}\n(.*?)(?=\n## )", page, re.DOTALL)
     example = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[which]
-    for word, other in {'"cuda"': f'"{device}"', **changed}.items():
+    devices = {} if device is None else {'"cuda"': f'"{device}"'}  # None: it names none
+    for word, other in {**devices, **changed}.items():
         assert word in example
         example = example.replace(word, other)
     names = {"__name__": "example"}  # or classes are of the module builtins
@@ -64,6 +65,12 @@ def test_the_loop_example(device):
     iterations = names["loop"].iterations()
     assert 5 <= iterations <= 12
     assert names["curve"].isfinite().sum() == iterations // 2
+
+
+@pytest.mark.gpu
+def test_the_example_of_training_in_one_launch():
+    names = graphs_example("Loops and branches on the device", None, which=1)
+    assert names["run"].solved() and names["run"].greedy_return >= 475
 
 
 @pytest.mark.usefixtures("own_kernel_cache", "quick_interpreter")

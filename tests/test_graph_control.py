@@ -293,11 +293,13 @@ def test_training_in_one_launch_says_what_it_needs():
 def test_a_condition_is_one_bool_or_int32(condition, kind):
     with pytest.raises(UsageError, match=f"a condition is one bool or int32 on the device, not {kind}"):
         while_graph(lambda: None, condition)
+    with pytest.raises(UsageError, match="a condition is a tensor, one bool or int32 on the device, not a function"):
+        if_graph(lambda: None, condition)
 
 
 def test_what_makes_no_body_is_refused():
     c = Counting("cpu", 5)
-    with pytest.raises(UsageError, match="on the device, not of type bool"):
+    with pytest.raises(UsageError, match="on the device, not a bool"):
         if_graph(True, lambda: None)
     with pytest.raises(UsageError, match="at least one function"):
         while_graph([], c.going_on)

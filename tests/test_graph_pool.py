@@ -214,6 +214,8 @@ def test_inputs_it_cannot_take_are_refused(device, shapes, message):
     pool = GraphPool(lambda *inputs: [x + 1 for x in inputs], sizes=(1, 8))
     with pytest.raises(UsageError, match=message):
         pool(*(torch.zeros(shape, device=device) for shape in shapes))
+    with pytest.raises(UsageError, match="input 1 of <lambda> is a tensor, not of type list"):
+        pool(torch.zeros(2, device=device), [1, 2])
     assert not pool.graphs
     assert pool(torch.ones(2, device=device))[0].tolist() == [2, 2]
 

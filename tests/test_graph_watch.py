@@ -4,6 +4,7 @@ import argparse
 import functools
 import gc
 import random
+import re
 import sys
 import threading
 import timeit
@@ -16,12 +17,13 @@ import pytest
 import torch
 
 from rlgraph.errors import CaptureError, GraphError
+from rlgraph.graph.auto import auto
 from rlgraph.graph.capture import capture
 from rlgraph.graph.control import if_graph
 from rlgraph.graph.host_draws import HostDraws
 from rlgraph.graph.pool import GraphPool
 from rlgraph.graph.user_code import code_that_runs
-from rlgraph.graph.watch import Watched
+from rlgraph.graph.watch import LOOKS, MOST, Watched, _Walk
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SCALE, RNG = 1.0, np.random.default_rng(0)
@@ -340,6 +342,81 @@ def test_what_cannot_be_seen():
     graph = capture(lambda x: x + float(table[0]), torch.ones(2))
     table[0] = 1
     graph.replay()
+
+
+class Items(dict):
+    def __getitem__(self, key):
+        return types.SimpleNamespace(value=super().__getitem__(key))
+
+
+class Raising(dict):
+    def __getitem__(self, key):
+        raise RuntimeError(key)
+
+
+class Unreadable(list):
+    def __len__(self):
+        raise RuntimeError
+
+
+class Inventing:
+    def __getattr__(self, name):
+        return 5
+
+
+class Refusing:
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+class Odd:
+    """What may not be looked at is held beside what is watched all the same."""
+
+    def __init__(self):
+        self.scale, self.parts = 2.0, [Items(a=1), Raising(a=1), Unreadable("a"), Inventing(), Refusing()]
+        self.parts.append(weakref.proxy(types.FunctionType(Odd.__call__.__code__, {})))  # of what is gone
+
+    def __call__(self, x):
+        return self.scale * self.parts[0]["a"].value * x
+
+
+class OddCallable(Inventing):
+    def __call__(self, x):
+        return 2 * x
+
+
+class RefusingCallable(Refusing):
+    __call__ = OddCallable.__call__
+
+
+def test_objects_that_raise_or_make_things_up_stop_no_capture():
+    x, odd = torch.ones(3), Odd()
+    graph = capture(odd, x)
+    torch.testing.assert_close(graph.replay(x), 2 * x)
+    odd.scale = 3.0
+    with pytest.raises(GraphError, match=re.escape("Odd.scale was 2.0 and is 3.0")):
+        graph.replay(x)
+    for kind in (OddCallable, RefusingCallable):
+        for run in (capture(kind(), x).replay, auto(kind(), x), GraphPool(kind())):
+            torch.testing.assert_close(run(x), 2 * x)
+
+
+@pytest.mark.parametrize("held", [dict.fromkeys(range(50_000)), [(object(),) for _ in range(50_000)]])
+def test_of_many_objects_only_the_first_are_watched(held):
+    def fn(x):
+        return x + len(held)
+
+    watched = Watched(fn)
+    assert len(watched) <= 2 * MOST
+    assert watched.change() is None
+
+
+def test_many_objects_in_tuples_are_not_all_looked_into(monkeypatch):
+    looked, held = [], tuple((object(),) for _ in range(50_000))
+    held = tuple(held[i : i + 1000] for i in range(0, 50_000, 1000))
+    monkeypatch.setattr(_Walk, "_tuple", lambda self, *args, look=_Walk._tuple: (looked.append(0), look(self, *args)))
+    Watched(lambda x: x + len(held))
+    assert 1000 < len(looked) < LOOKS
 
 
 def test_on_a_gpu_a_number_in_a_cpu_tensor_is_baked_in():

@@ -1,5 +1,6 @@
 """The scripts that train many seeds and draw their learning curves; what they start and read is made up here."""
 
+import argparse
 import importlib.util
 import json
 import sys
@@ -8,6 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+
+from rlgraph.bench.results import count, errors_in_a_line
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 COMMAND = "python scripts/seeds.py ppo --env CartPole-v1 --backend torch --seeds 3 --jobs 1"
@@ -73,7 +76,7 @@ def test_every_seed_trained_in_one_launch_is_written_with_medians(tmp_path, monk
     monkeypatch.setattr(one_launch, "train", train)
     words = ["--seed", "1", "--seeds", "3", "--num-envs", "8", "--commit", "abc", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", ["train_in_one_launch.py", *words])
-    assert one_launch.main() == 0
+    one_launch.main()
     content = json.loads(out.read_text())
     assert [row["seed"] for row in content["rows"]] == [1, 2, 3]
     assert (content["median"]["iterations"], content["median"]["host_us"], content["target"]) == (14, 40, 475)
@@ -82,8 +85,41 @@ def test_every_seed_trained_in_one_launch_is_written_with_medians(tmp_path, monk
     assert len([line for line in capsys.readouterr().out.splitlines() if " yes " in line]) == 3
 
     monkeypatch.setattr(sys, "argv", ["train_in_one_launch.py", "--env", "Pendulum-v1"])
-    assert one_launch.main() == 2
+    with pytest.raises(SystemExit, match="2"), errors_in_a_line():
+        one_launch.main()
     assert "error: environment 'Pendulum-v1' does not say what counts as solved" in capsys.readouterr().err
+
+
+def test_a_seed_is_written_before_the_next_one(tmp_path, monkeypatch):
+    one_launch, out = script("train_in_one_launch"), tmp_path / "out.json"
+
+    def train(config, env, target, eval_episodes):
+        if config.seed == 1:
+            raise KeyboardInterrupt
+        names = ("solved", "seconds", "host_us", "iterations", "evaluations", "deciding_return", "greedy_return")
+        return {"seed": config.seed, "one_launch": True, **dict.fromkeys(names, 7)}
+
+    monkeypatch.setattr(one_launch, "train", train)
+    monkeypatch.setattr(sys, "argv", ["train_in_one_launch.py", "--seeds", "2", "--out", str(out)])
+    with pytest.raises(KeyboardInterrupt):
+        one_launch.main()
+    assert [row["seed"] for row in json.loads(out.read_text())["rows"]] == [0]
+
+
+@pytest.mark.parametrize("name", ["graph_parts", "train_in_one_launch", "host_time", "kernel_times", "seeds"])
+@pytest.mark.parametrize(("out", "said"), [("missing/out.json", "no folder"), ("", "is a folder")])
+def test_a_file_that_cannot_be_written_is_found_out_before_measuring(tmp_path, monkeypatch, capsys, name, out, said):
+    words = ["ppo", "--env", "CartPole-v1"] if name == "seeds" else []
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *words, "--out", str(tmp_path / out)])
+    with pytest.raises(SystemExit, match="2"):
+        script(name).main()
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "x", "1.5"])
+def test_a_count_that_makes_no_sense_is_an_error(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="no whole number"):
+        count(text)
 
 
 # ---- plot_learning.py

@@ -4,15 +4,17 @@ What is written is checked, and so is what is read. docs/benchmarks.md explains 
 """
 
 import argparse
+import contextlib
 import datetime
 import json
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rlgraph.bench.provenance import provenance
 from rlgraph.checkpoint import write_atomically
-from rlgraph.errors import UsageError
+from rlgraph.errors import CaptureError, GraphError, UsageError
 
 VERSION = 1
 OPTIONAL = type(None)
@@ -119,6 +121,38 @@ def without_out(words: list[str]) -> list[str]:
         elif not word.startswith("--out="):
             kept.append(word)
     return kept
+
+
+def out_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `write_measured` looks at."""
+    parser.add_argument("--out", type=file_to_write, help="JSON file to write")
+    parser.add_argument("--commit", default="", help="to note where there is no git checkout to ask")
+
+
+def file_to_write(path: str) -> str:
+    """A path, as the type of an option: one that cannot be written is found out before anything is measured."""
+    if not Path(path).parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {str(Path(path).parent)!r}: make it, or name another")
+    if Path(path).is_dir():
+        raise argparse.ArgumentTypeError(f"{path!r} is a folder: name a file in it")
+    return path
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1, as the type of an option."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+    return int(text)
+
+
+@contextlib.contextmanager
+def errors_in_a_line() -> Iterator[None]:
+    """Around what a script does: mistakes are printed as one line, and it exits with code 2."""
+    try:
+        yield
+    except (UsageError, GraphError, CaptureError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 def write_measured(args: argparse.Namespace, program: str, words: list[str], measured: dict) -> None:

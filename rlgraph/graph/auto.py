@@ -1,5 +1,6 @@
 """A function run in the fastest way that is right: as a captured graph, by torch.compile, or operation by operation."""
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -204,4 +205,4 @@ def _owned(outputs):
 
 def _uncompiled(fn: Callable) -> Callable:
     """The function itself, of one that was given compiled: a whole one refuses what parts would take."""
-    return getattr(fn, "_torchdynamo_orig_callable", fn)
+    return inspect.getattr_static(fn, "_torchdynamo_orig_callable", fn)

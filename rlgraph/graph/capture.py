@@ -167,7 +167,7 @@ class Graph:
 
         Raises:
             GraphError: a Python value that the function reads is not what it was at the capture.
-            ValueError: another number of inputs than captured, or another shape, dtype or device.
+            ValueError: another number of inputs than captured, or another type, shape, dtype or device.
             RuntimeError: after `reset`.
         """
         self._check_alive()
@@ -299,6 +299,8 @@ class Graph:
         if len(inputs) != len(self.inputs):
             raise ValueError(f"{self._name} was captured with {len(self.inputs)} inputs, got {len(inputs)}")
         for i, (static, given) in enumerate(zip(self.inputs, inputs)):
+            if not isinstance(given, torch.Tensor):
+                raise ValueError(f"input {i} of {self._name} is a tensor, not of type {type(given).__name__}")
             if given.shape != static.shape or given.dtype != static.dtype:
                 raise ValueError(
                     f"input {i} of {self._name} was captured as {static.dtype}{list(static.shape)}, "

@@ -182,7 +182,7 @@ class Conditional(Decided):
 
 def _check(condition: torch.Tensor, most: int | None) -> None:
     if not isinstance(condition, torch.Tensor):
-        raise UsageError(f"a condition is one bool or int32 on the device, not of type {type(condition).__name__}")
+        raise UsageError(f"a condition is a tensor, one bool or int32 on the device, not a {type(condition).__name__}")
     if condition.numel() != 1 or condition.dtype not in (torch.bool, torch.int32):
         kind = f"{condition.dtype}{list(condition.shape)}"
         raise UsageError(f"a condition is one bool or int32 on the device, not {kind}")

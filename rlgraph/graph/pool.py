@@ -80,8 +80,8 @@ class GraphPool:
             What `fn` returns, each tensor [B, ...], copied.
 
         Raises:
-            UsageError: no rows, more than the largest size, inputs that differ in their number of rows, or a function
-                that does not return as many rows as it is given.
+            UsageError: an input that is no tensor, no rows, more than the largest size, inputs that differ in their
+                number of rows, or a function that does not return as many rows as it is given.
             CaptureError: `fn` does something that a graph cannot hold.
             GraphError: a Python value that `fn` reads has changed since a graph was captured; `reset` releases them.
         """
@@ -141,6 +141,9 @@ class GraphPool:
                 self.graphs.popitem()[1].reset()
 
     def _rows(self, inputs) -> int:
+        for i, given in enumerate(inputs):
+            if not isinstance(given, torch.Tensor):
+                raise UsageError(f"input {i} of {self._name} is a tensor, not of type {type(given).__name__}")
         counts = [given.shape[0] if given.dim() else None for given in inputs]
         if not counts or None in counts or len(set(counts)) > 1:
             shapes = ", ".join(str(list(given.shape)) for given in inputs)

@@ -4,6 +4,7 @@ import argparse
 import collections
 import contextlib
 import functools
+import itertools
 import operator
 import random
 import types
@@ -18,6 +19,7 @@ from rlgraph.graph.user_code import function_of, is_library, is_library_function
 
 DEPTH = 16  # attributes of attributes of ...
 MOST = 2000  # values watched
+LOOKS = 20_000  # objects looked into, most of which need not be watched themselves
 SIMPLE = (bool, int, float, complex, str, bytes, type(None), range, slice, torch.device, torch.dtype, np.generic)
 GONE = (LookupError, AttributeError, ValueError)  # how a container, an object and a variable say it
 MODULE_PARTS = ("training", "_parameters", "_buffers", "_modules")
@@ -34,8 +36,9 @@ class Watched:
     Objects are told apart by identity; numbers, strings and tuples of them by value.
 
     What it does not do: it does not look into objects of Python, numpy and torch (see `user_code.LIBRARIES`), so
-    neither into a numpy array's elements nor an iterator's place; not beyond DEPTH and MOST; not at keys added to a
-    dict, which may be a cache; not at what only code in other threads reads, such as the backward of an
+    neither into a numpy array's elements nor an iterator's place; nor into an object that raises when it is looked at,
+    or a dict or list whose class has a `__getitem__` of its own; not beyond DEPTH, MOST and LOOKS; not at keys added to
+    a dict, which may be a cache; not at what only code in other threads reads, such as the backward of an
     autograd.Function on a GPU; and not at a tensor whose memory is exchanged by `tensor.data = ...`, but for the first
     parameter of a module, which tells `module.half()`.
 
@@ -170,7 +173,14 @@ class _Walk:
                 container.extend(content)
 
     def visit(self, value, name, depth):
-        if id(value) in self._seen or isinstance(value, SIMPLE) or depth > DEPTH or len(self.items) > MOST:
+        """Look into a value; at what raises when it is looked at, only as far as that."""
+        with contextlib.suppress(Exception):
+            self._visit(value, name, depth)
+
+    def _visit(self, value, name, depth):
+        if id(value) in self._seen or isinstance(value, SIMPLE):
+            return
+        if depth > DEPTH or len(self.items) > MOST or len(self._seen) > LOOKS:
             return
         self._seen[id(value)] = value  # kept: an id may be used again
         for kinds, look in (
@@ -258,12 +268,16 @@ class _Walk:
 
     def _dict(self, content, name, depth):
         self._contents.append((content, dict(content)))
-        for key in list(content):
+        if type(content).__getitem__ is not dict.__getitem__:  # it may make its items anew each time
+            return
+        for key in list(itertools.islice(content, MOST)):
             self._item(content, key, f"{name}[{_short(key)}]", depth)
 
     def _list(self, content, name, depth):
         self._contents.append((content, list(content)))
         self._get(len, content, f"the length of {name}")
+        if type(content).__getitem__ not in (list.__getitem__, collections.deque.__getitem__):
+            return
         for i in range(min(len(content), MOST)):
             self._item(content, i, f"{name}[{i}]", depth)
 
@@ -392,7 +406,10 @@ _MISSING, _UNUSABLE = object(), _Unusable()
 def name_of(value) -> str:
     if isinstance(value, functools.partial):
         return name_of(value.func)
-    return getattr(value, "__name__", type(value).__name__)
+    name = None
+    with contextlib.suppress(Exception):  # of a __getattr__, which may also make one up
+        name = value.__name__
+    return name if isinstance(name, str) else type(value).__name__
 
 
 def _is_replaced(container, key, value) -> bool:
