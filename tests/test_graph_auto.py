@@ -1,6 +1,7 @@
 """rlgraph.graph.auto: capture, else torch.compile, else operation by operation; the same results in each."""
 
 import dataclasses
+import logging
 import random
 import re
 import warnings
@@ -21,6 +22,7 @@ from rlgraph.environment import build
 from rlgraph.errors import CaptureError, UsageError
 from rlgraph.graph import auto as module
 from rlgraph.graph.auto import auto, first_that_works
+from rlgraph.graph.compile import compiled, graph_breaks_allowed
 from rlgraph.rollout import torch as rollout_torch
 from rlgraph.vector import torch as vector_torch
 
@@ -296,6 +298,21 @@ def branching_file(tmp_path):
     look = "    action_B = action_B if bool((action_B >= 0).all()) else -action_B\n"
     (tmp_path / "my_env.py").write_text(text.replace(head, head + look))
     return str(tmp_path / "my_env.py")
+
+
+def test_dynamo_does_not_say_at_length_what_is_said_in_a_line():
+    with graph_breaks_allowed():
+        compiled(lambda x: x.item())
+    said, log = [], logging.getLogger("torch._dynamo.variables.tensor")
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    log.addHandler(handler)
+    try:
+        log.warning("Graph break from `Tensor.item()`, consider setting:\n...")
+        log.warning("another thing")
+    finally:
+        log.removeHandler(handler)
+    assert said == ["another thing"]
 
 
 def test_only_auto_on_a_gpu_falls_back():

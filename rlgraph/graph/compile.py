@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import inspect
+import logging
 import types
 import warnings
 from collections.abc import Callable
@@ -20,8 +21,15 @@ def compiled(fn: Callable) -> Callable:
     warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores for float32 matrix multiplication available")
     whole, options = not _BREAKS.get(), {"triton.cudagraphs": False}
+    if not whole:
+        logging.getLogger("torch._dynamo.variables.tensor").addFilter(_is_news)
     # What reads numbers on the host is compiled anew for each of them, were it not for `dynamic`.
     return torch.compile(_with_own_code(fn), fullgraph=whole, dynamic=False if whole else None, options=options)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Not twelve lines on a read by the host: whoever allows for graph breaks has named it in one."""
+    return not record.getMessage().startswith("Graph break from `Tensor.item()`")
 
 
 _BREAKS = contextvars.ContextVar("graph breaks", default=False)
