@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import glob
+import importlib.metadata
 import os
 
 import pytest
@@ -21,9 +22,13 @@ def _has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
-# Mode fused without a GPU: Triton decides when it is imported whether it compiles kernels or runs them in Python.
 if not _has_cuda():
+    # Mode fused: Triton decides when it is imported whether it compiles kernels or runs them in Python.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    # XLA's compilations, most of what the tests of JAX take, in two thirds of the time. Only where the flag is known:
+    # XLA ends a process that names another.
+    if importlib.metadata.version("jaxlib").startswith("0.10."):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
 
 
 @pytest.fixture(scope="session")
