@@ -4,6 +4,11 @@ In one file, and of one size, because operation by operation JAX compiles each o
 that it meets, and then knows them: that is most of what these tests take.
 """
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,7 +70,16 @@ def test_jit_is_close_to_operation_by_operation(name):
         assert_close_after_one_iteration(one_iteration(name, "fused"), jit)
 
 
-def test_iterations_of_a_launch():
+def test_iterations_of_a_launch(quick_environment):
+    """In a process of its own: bit for bit they are those with XLA's own fusions, which conftest turns off."""
+    check = "import test_modes_of_agents; test_modes_of_agents.check_iterations_of_a_launch()"
+    environment = {**os.environ, **quick_environment, "XLA_FLAGS": ""}
+    words = [sys.executable, "-c", check]
+    done = subprocess.run(words, cwd=Path(__file__).parent, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def check_iterations_of_a_launch():
     """Are those of as many launches, bit for bit. Of PPO: the loop around them is the same for every agent."""
     one, chained = (make("ppo", CONFIGS["ppo"], "jax", build(TwoSteps), iterations_per_launch=K) for K in (1, 2))
     assert "one XLA program for 2 iterations" in chained.execution()

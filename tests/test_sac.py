@@ -523,7 +523,8 @@ def test_stored_steps_are_those_of_the_environment_and_never_a_reset(watched):
         led_to = env.definition.observe(np, after, env.params)
         np.testing.assert_allclose(rows["final_obs"][t], led_to, rtol=1e-3, atol=1e-4)
         if t + 1 < length:
-            assert np.array_equal(rows["final_obs"][t], rows["obs"][t + 1]) != ends[t]
+            # XLA may compute the two apart, with another last bit.
+            assert np.allclose(rows["final_obs"][t], rows["obs"][t + 1], rtol=0, atol=1e-6) != ends[t]
 
 
 def test_observation_statistics_are_those_of_all_that_was_collected(watched):
