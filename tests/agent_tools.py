@@ -1,7 +1,10 @@
 """What the tests of agents share: small runs in either backend, all that a run holds, and comparisons of runs."""
 
 import dataclasses
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -27,6 +30,17 @@ def make(name, small, backend, env, **changes):
 
 def metrics_of(agent) -> tuple[str, ...]:
     return METRICS[type(agent).__name__]
+
+
+def with_xlas_own_fusions(check: str, quick_environment: dict[str, str]) -> None:
+    """Call `MODULE.FUNCTION(...)` of the tests in a process of its own, for what is so bit for bit with XLA as it is.
+
+    conftest.py turns its fusions on a CPU off.
+    """
+    words = [sys.executable, "-c", f"import {check.split('.')[0]}; {check}"]
+    environment = {**os.environ, **quick_environment, "XLA_FLAGS": ""}
+    done = subprocess.run(words, cwd=Path(__file__).parent, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 # ---- what a run does and holds, as numpy

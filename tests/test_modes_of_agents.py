@@ -4,16 +4,19 @@ In one file, and of one size, because operation by operation JAX compiles each o
 that it meets, and then knows them: that is most of what these tests take.
 """
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import assert_close_after_one_iteration, assert_equal, assert_same_run, make, metrics_of, run
+from agent_tools import (
+    assert_close_after_one_iteration,
+    assert_equal,
+    assert_same_run,
+    make,
+    metrics_of,
+    run,
+    with_xlas_own_fusions,
+)
 from diagnostics import TwoSteps
 from gymnasium.spaces import Box
 
@@ -71,12 +74,7 @@ def test_jit_is_close_to_operation_by_operation(name):
 
 
 def test_iterations_of_a_launch(quick_environment):
-    """In a process of its own: bit for bit they are those with XLA's own fusions, which conftest turns off."""
-    check = "import test_modes_of_agents; test_modes_of_agents.check_iterations_of_a_launch()"
-    environment = {**os.environ, **quick_environment, "XLA_FLAGS": ""}
-    words = [sys.executable, "-c", check]
-    done = subprocess.run(words, cwd=Path(__file__).parent, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    with_xlas_own_fusions("test_modes_of_agents.check_iterations_of_a_launch()", quick_environment)
 
 
 def check_iterations_of_a_launch():
