@@ -70,22 +70,6 @@ def quick_compilation(compiled_programs):
         yield
 
 
-@pytest.fixture
-def without_inductor(monkeypatch):
-    """torch.compile traces and differentiates as ever, and runs what it has found operation by operation.
-
-    Inductor's C++ takes up to half a minute: the tests of PPO and DQN have it, and those on a GPU.
-    """
-    import torch
-
-    compiling = torch.compile
-
-    def traced(fn, *, fullgraph, dynamic, options):
-        return compiling(fn, fullgraph=fullgraph, dynamic=dynamic, backend="aot_eager")
-
-    monkeypatch.setattr(torch, "compile", traced)
-
-
 @pytest.fixture(scope="session")
 def quick_environment(compiled_programs) -> dict[str, str]:
     """Environment variables that do the same for another process."""

@@ -1,6 +1,7 @@
 """PQN on both backends: network, loss, what one iteration does, that modes agree, and that it learns known values."""
 
 import dataclasses
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -358,7 +359,8 @@ def test_torch_graph_modes_on_a_cpu_equal_eager_bit_for_bit(mode):
     assert_same_run(run_of("torch", mode=mode), run_of("torch", mode="eager"))
 
 
-def test_torch_compile_is_close_to_eager(without_inductor):
+def test_torch_compile_is_close_to_eager():
+    assert shutil.which("g++") or shutil.which("clang++"), "torch.compile needs a C++ compiler on a CPU"
     assert_close_after_one_iteration(run_of("torch", 1, mode="compile"), run_of("torch", 1, mode="eager"))
 
 

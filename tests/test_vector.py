@@ -517,7 +517,7 @@ def test_graph_equals_eager_to_the_last_bit(name, autoreset_mode):
 
 
 @pytest.mark.parametrize(("backend", "mode"), [("torch", "compile"), ("jax", "eager"), ("jax", "graph")])
-def test_the_other_modes_compute_the_same(backend, mode, without_inductor):
+def test_the_other_modes_compute_the_same(backend, mode):
     def run(mode):
         env = make(
             num_envs=3,
