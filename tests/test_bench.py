@@ -1,6 +1,7 @@
 """The benchmark: what it checks, how it times, what it writes."""
 
 import copy
+import importlib
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rlgraph.bench import harness, report, results
-from rlgraph.bench.variants import Workload, disagreement
+from rlgraph.bench.variants import VARIANTS, Workload, disagreement
 from rlgraph.cli import main
 
 TESTS = Path(__file__).parent
@@ -409,3 +410,12 @@ def test_every_agent_can_be_measured_at_every_size(agent, env, num_envs):
     config = work.training_config("torch", "eager")
     assert (config.num_envs, config.num_steps) == (num_envs, 128)
     assert config.num_iterations == 10**6
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_random_actions_are_recorded_as_a_policys_are_where_values_come_in_parts(env, monkeypatch):
+    importlib.import_module("rlgraph.bench.torch_variants")  # which registers them
+    monkeypatch.setattr("rlgraph.rollout.torch.VALUE_ROWS", 40)
+    prepared = VARIANTS["torch-eager"].prepare(Workload("env", env, 8, 13))
+    prepared.seconds()
+    assert prepared.outcome()["obs"].shape[1] == 8

@@ -73,12 +73,16 @@ def _rollout(work: Workload, mode: str) -> Prepared:
 
 def random_policy(env: Environment):
     """(act, value): uniform actions from the noise that the collector draws, and a critic that costs nothing."""
-    space = env.action_space
+    space, per_env = env.action_space, len(env.observation_space.shape)
+
+    def value(obs):
+        return obs.new_zeros((), dtype=torch.float32).expand(obs.shape[: obs.ndim - per_env])
+
     if isinstance(space, gymnasium.spaces.Discrete):
         n = int(space.n)
-        return lambda obs, u: ((u * n).long(), torch.zeros_like(u)), lambda obs: obs.new_zeros(())
+        return lambda obs, u: ((u * n).long(), torch.zeros_like(u)), value
     half = float((space.high - space.low).max()) / 2
-    return lambda obs, noise: (noise * half, noise.flatten(1).sum(1) * 0), lambda obs: obs.new_zeros(())
+    return lambda obs, noise: (noise * half, noise.flatten(1).sum(1) * 0), value
 
 
 def _training(work: Workload, mode: str) -> Prepared:
