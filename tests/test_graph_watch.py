@@ -23,7 +23,7 @@ from rlgraph.graph.control import if_graph
 from rlgraph.graph.host_draws import HostDraws
 from rlgraph.graph.pool import GraphPool
 from rlgraph.graph.user_code import code_that_runs
-from rlgraph.graph.watch import LOOKS, MOST, Watched, _Walk
+from rlgraph.graph.watch import LOOKS, MOST, SMALL, Watched, _Walk
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SCALE, RNG = 1.0, np.random.default_rng(0)
@@ -38,13 +38,14 @@ class Policy(torch.nn.Module):
         self.net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Dropout(0.0), torch.nn.Linear(4, 2)).to(device)
         self.register_buffer("mean", torch.zeros(3, device=device))
         self.temperature, self.history, self.options = 1.0, [1], {"clip": 5.0}
+        self.bounds = np.array([5.0, 6.0])
         self.calls, self.result, self.loss = 0, None, None
 
     def forward(self, x):
         logits = self.net(x - self.mean) / self.temperature * SCALE + SETTINGS.offset + len(self.history)
         self.result = logits  # only written
         self.loss = logits.sum()  # written before it is read
-        return logits.clamp(self.floor, self.options["clip"]) + self.loss
+        return logits.clamp(self.floor, min(self.options["clip"], self.bounds[0])) + self.loss
 
     def act(self, x):  # what a user's loop does beside: not part of what is captured
         self.calls += 1
@@ -67,6 +68,8 @@ CHANGES = {
     "Policy.history[0] was 1 and is 7": lambda p: p.history.__setitem__(0, 7),
     "Policy.options['clip'] was 5.0 and is 1.0": lambda p: p.options.update(clip=1.0),
     "Policy.options['clip'] was 5.0 and is gone": lambda p: p.options.clear(),
+    "the hash of Policy.bounds's elements was": lambda p: p.bounds.__setitem__(0, 4.0),
+    "Policy.bounds is another ndarray than it was": lambda p: setattr(p, "bounds", p.bounds + 1),
     "Policy.net.2 is another Linear than it was": lambda p: p.net.__setitem__(2, torch.nn.Linear(4, 2)),
     "Policy.net.1.p was 0.0 and is 0.5": lambda p: setattr(p.net[1], "p", 0.5),
     "Policy.mean is another tensor than it was": lambda p: setattr(p, "mean", p.mean + 1),
@@ -192,6 +195,7 @@ class Recurrent:
     def __init__(self, device):
         self.weight, self.hidden = torch.full((2,), 0.5, device=device), torch.zeros(2, device=device)
         self.count, self.seen, self.coming = 0, [], [4.0, 3.0, 2.0, 1.0]
+        self.counter = np.zeros(1)
 
     def rebinds(self, x):
         self.hidden = torch.tanh(x + self.weight * self.hidden)
@@ -209,6 +213,10 @@ class Recurrent:
         self.count += 1
         return x * self.count
 
+    def counts_in_an_array(self, x):
+        self.counter += 1
+        return x * float(self.counter[0])
+
     def appends(self, x):
         self.seen.append(x)
         return x * len(self.seen)
@@ -221,6 +229,7 @@ REBOUND = {
     "rebinds": "hidden is another tensor",
     "moves_on": "hidden is another",
     "counts": "count was 1 and is 2",
+    "counts_in_an_array": "the hash of Recurrent.counter's elements",
     "appends": "the length of Recurrent.seen was 1 and is 2",
     "pops": "coming[2] was 2.0 and is gone",
 }
@@ -235,7 +244,7 @@ def test_what_every_call_rebinds_and_reads_is_an_error_at_the_capture(method, de
         capture(getattr(net, method), x)
     if device == "cpu":
         assert REBOUND[method] in str(error.value)
-    assert (net.hidden is hidden, net.count, net.seen, len(net.coming)) == (True, 0, [], 4)  # put back
+    assert (net.hidden is hidden, net.count, net.counter, net.seen, len(net.coming)) == (True, 0, 0, [], 4)  # put back
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -338,7 +347,7 @@ def test_generators_that_stand_still_have_not_been_drawn_from():
 def test_what_cannot_be_seen():
     """As the documentation says."""
     capture(_numpy_branch, torch.ones(2)).replay()
-    table = np.zeros(2)
+    table = np.zeros(SMALL)  # of 8 bytes each
     graph = capture(lambda x: x + float(table[0]), torch.ones(2))
     table[0] = 1
     graph.replay()

@@ -20,6 +20,7 @@ from rlgraph.graph.user_code import function_of, is_library, is_library_function
 DEPTH = 16  # attributes of attributes of ...
 MOST = 2000  # values watched
 LOOKS = 20_000  # objects looked into, most of which need not be watched themselves
+SMALL = 4096  # bytes of a numpy array whose elements are watched: 2 µs a look
 SIMPLE = (bool, int, float, complex, str, bytes, type(None), range, slice, torch.device, torch.dtype, np.generic)
 GONE = (LookupError, AttributeError, ValueError)  # how a container, an object and a variable say it
 MODULE_PARTS = ("training", "_parameters", "_buffers", "_modules")
@@ -36,11 +37,11 @@ class Watched:
     Objects are told apart by identity; numbers, strings and tuples of them by value.
 
     What it does not do: it does not look into objects of Python, numpy and torch (see `user_code.LIBRARIES`), so
-    neither into a numpy array's elements nor an iterator's place; nor into an object that raises when it is looked at,
-    or a dict or list whose class has a `__getitem__` of its own; not beyond DEPTH, MOST and LOOKS; not at keys added to
-    a dict, which may be a cache; not at what only code in other threads reads, such as the backward of an
-    autograd.Function on a GPU; and not at a tensor whose memory is exchanged by `tensor.data = ...`, but for the first
-    parameter of a module, which tells `module.half()`.
+    not at an iterator's place; nor into an object that raises when it is looked at, or a dict or list whose class has a
+    `__getitem__` of its own; not at the elements of a numpy array of more than SMALL bytes; not beyond DEPTH, MOST and
+    LOOKS; not at keys added to a dict, which may be a cache; not at what only code in other threads reads, such as the
+    backward of an autograd.Function on a GPU; and not at a tensor whose memory is exchanged by `tensor.data = ...`, but
+    for the first parameter of a module, which tells `module.half()`.
 
     Args:
         fn: the function.
@@ -145,7 +146,7 @@ class _Walk:
         self.items, self.item_names = [], []  # (container, key, value): container[key] is value
         self.gets, self.get_names = [], []  # (get, owner, value): get(owner) is value, or the same integer
         self.generators = []
-        self._contents = []  # lists, sets and dicts, with what is in them
+        self._contents = []  # lists, sets, dicts and arrays, with what is in them
         self._puts = []  # (owner, attribute, value): it was that
         if self._on_gpu:
             self.generators.append(("torch's generator on the CPU", torch.default_generator))
@@ -168,6 +169,8 @@ class _Walk:
             elif isinstance(container, set):
                 container &= content
                 container |= content
+            elif isinstance(container, np.ndarray):
+                container[...] = content
             elif len(container) != len(content) or any(map(operator.is_not, container, content)):
                 container.clear()  # a deque has no slices
                 container.extend(content)
@@ -185,6 +188,7 @@ class _Walk:
         self._seen[id(value)] = value  # kept: an id may be used again
         for kinds, look in (
             (torch.Tensor, self._tensor),
+            (np.ndarray, self._array),
             (functools.partial, self._partial),
             (types.MethodType, self._method),
             (types.FunctionType, self._function),
@@ -265,6 +269,12 @@ class _Walk:
         counted = self._on_gpu and tensor.device.type == "cpu" and not tensor.is_inference()
         if counted:  # one number on the CPU becomes a kernel's argument
             self._get(operator.attrgetter("_version"), tensor, f"the number of writes to {name}, a CPU tensor,")
+
+    def _array(self, array, name, depth):
+        if array.nbytes <= SMALL:
+            self._get(lambda array: hash(array.tobytes()), array, f"the hash of {name}'s elements")
+            if array.flags.writeable:
+                self._contents.append((array, array.copy()))
 
     def _dict(self, content, name, depth):
         self._contents.append((content, dict(content)))
