@@ -210,7 +210,7 @@ def test_wrong_arguments_are_refused():
     x = torch.ones(2)
     with pytest.raises(UsageError, match="most must be at least 1"):
         auto(_branches, x, most=0)
-    with pytest.raises(UsageError, match="input 0 of _branches is a tensor, not of type float"):
+    with pytest.raises(UsageError, match="input 0 of _branches is of type float: an input is a tensor"):
         auto(_branches, 1.0)
     run = auto(_branches, x)
     with pytest.raises(UsageError, match=r"input 0 of _branches is on meta, but it runs on cpu: .*\.to\('cpu'\)"):

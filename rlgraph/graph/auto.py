@@ -9,7 +9,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from rlgraph.errors import CaptureError, GraphError, UsageError, first_line, is_out_of_memory
-from rlgraph.graph.capture import capture, device_of, leaving_no_trace
+from rlgraph.graph.capture import capture, check_tensors, device_of, leaving_no_trace, tensors_of
 from rlgraph.graph.compile import compiled, graph_breaks_allowed
 from rlgraph.graph.watch import name_of, putting_back_python
 
@@ -96,10 +96,10 @@ class Auto:
     def __init__(self, fn, inputs, state, generators, device, most):
         if most < 1:
             raise UsageError(f"most must be at least 1 capture, but is {most}")
+        check_tensors(inputs, fn)
         self._fn, self._name = fn, name_of(fn)
-        self._state, self._generators, self._most = state, generators, most
-        self._check_tensors(inputs)
-        self.device = device_of(inputs, state, device)
+        self._state, self._generators, self._most = tensors_of(state), generators, most
+        self.device = device_of(inputs, self._state, device)
         self._graphs, self.captures = {}, 0  # by shapes and dtypes; None: these run directly
         self._run, self._said = _uncompiled(fn), set()
         if not _can_capture(self.device):
@@ -122,7 +122,7 @@ class Auto:
         Raises:
             UsageError: an input is not a tensor, or is on another device.
         """
-        self._check_tensors(inputs)
+        check_tensors(inputs, self._fn)
         for i, given in enumerate(inputs):
             if given.device != self.device:
                 raise UsageError(
@@ -179,11 +179,6 @@ class Auto:
                 if run is plain and (source := draws.drawn_from()) is not None:
                     raise CaptureError(f"it draws others than those of {source}")
         return way
-
-    def _check_tensors(self, inputs):
-        for i, given in enumerate(inputs):
-            if not isinstance(given, torch.Tensor):
-                raise UsageError(f"input {i} of {self._name} is a tensor, not of type {type(given).__name__}")
 
     def _say_once(self, about, line):
         if about not in self._said:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.utils._pytree import tree_leaves
 
-from rlgraph.graph.recording import STREAMS
+from rlgraph.graph.recording import PRIORITY, STREAMS, streams_of
 
-MOST_STREAMS = 8  # beside the current one, of torch's STREAMS
+MOST_STREAMS = 8  # beside the current one
 
 
 def branches(*functions: Callable, device: torch.device | str | None = None) -> list:
@@ -20,14 +20,14 @@ def branches(*functions: Callable, device: torch.device | str | None = None) -> 
     host is seldom fast enough to keep two streams busy.
 
     Args:
-        functions: without arguments. More than nine share streams.
+        functions: without arguments. More than nine share streams; inside a capture, nested ones count together.
         device: whose streams; the current CUDA device by default, the CPU where there is none.
 
     What it needs: work that is independent: what one function writes, no other reads or writes. What they read was made
     before the call, and is held until after it. It gains where each branch leaves most of the device idle (small
     batches), and costs two events a branch.
 
-    What it does not do: it does not look for conflicts. Graphs with branches, captured in one thread, share streams and
+    What it does not do: it does not look for conflicts. Graphs with branches share the streams of the branches, and
     with them cuBLAS's workspaces, so they must not replay at the same time. Without CUDA the functions run one after
     the other.
 
@@ -75,8 +75,7 @@ def _used_on(current: torch.cuda.Stream, results: list) -> None:
 class _OfThread(threading.local):
     """A thread's streams for each device and priority, and those that calls under way have taken.
 
-    The same streams in every call: torch keeps memory and a workspace for matrix products for each, and autograd wants
-    the streams of a warm-up again in the capture. Not another thread's, which may be capturing on them.
+    The same streams in every call: torch keeps memory and a workspace for matrix products for each.
     """
 
     def __init__(self):
@@ -90,21 +89,25 @@ _of_thread = _OfThread()
 @contextlib.contextmanager
 def _streams(device: torch.device, current: torch.cuda.Stream, count: int) -> Iterator[list[torch.cuda.Stream]]:
     """Up to `count` streams that nobody up the call stack is on."""
-    # Of the current stream's priority: inside a capture none that another thread may be launching on, see `capture`.
-    made = _of_thread.made.setdefault((device, current.priority), [])
-    free = [stream for stream in made if stream != current and stream not in _of_thread.taken]
-    count = min(count, MOST_STREAMS)
-    for _ in range(STREAMS):
-        if len(free) >= count:
-            break
-        stream = torch.cuda.Stream(device, priority=current.priority)
-        if stream != current and stream not in made and stream not in _of_thread.taken:
-            made.append(stream)
-            free.append(stream)
-    chosen = free[: max(count, 0)]
+    busy = [current, *_of_thread.taken]
+    free = [stream for stream in _candidates(device, current.priority) if stream not in busy]
+    chosen = free[: max(0, min(count, MOST_STREAMS))]
     before = list(_of_thread.taken)
     _of_thread.taken += [current, *chosen]
     try:
         yield chosen
     finally:
         _of_thread.taken[:] = before
+
+
+def _candidates(device: torch.device, priority: int) -> list[torch.cuda.Stream]:
+    """Of the current stream's priority: inside a capture none that another thread may be launching on.
+
+    There autograd wants the streams of a warm-up again, which are the same for all captures, as those take turns.
+    """
+    if priority == PRIORITY:
+        return streams_of(device).branches
+    made = _of_thread.made.setdefault((device, priority), [])
+    while len(made) < STREAMS:
+        made.append(torch.cuda.Stream(device, priority=priority))
+    return list(dict.fromkeys(made))

@@ -2,9 +2,10 @@
 
 import contextlib
 import functools
+import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +31,7 @@ from rlgraph.graph.recording import (
 )
 from rlgraph.graph.uncapturable import Uncapturable, line_of, synchronising_is_an_error_in_this_thread
 from rlgraph.graph.user_code import code_that_runs
-from rlgraph.graph.watch import Watched, name_of, putting_back_python
+from rlgraph.graph.watch import SIMPLE, Watched, name_of, putting_back_python
 
 
 def capture(
@@ -48,13 +49,14 @@ def capture(
     Args:
         fn: a function of tensors that launches the same kernels on the same addresses in every call.
         inputs: example tensors. The graph keeps buffers of their shape, dtype and device; `replay` copies into them.
-        state: every tensor (any nesting of tuples, lists and dicts) that `fn` updates in place and that outlives the
-            call: environment state, buffers, parameters, optimiser moments. Warm-up runs `fn` for real; these, and
-            the generators, are put back after each call, so that a capture leaves no trace.
+        state: every tensor that `fn` updates in place and that outlives the call: environment state, buffers,
+            parameters, optimiser moments; in any nesting of tuples, lists and dicts. A module stands for its parameters
+            and buffers, an optimiser for what it keeps of its steps. Warm-up runs `fn` for real; these, and the
+            generators, are put back after each call, so that a capture leaves no trace.
         generators: every explicit `torch.Generator` that `fn` draws from. Each replay draws fresh numbers, the same
             ones that as many direct calls would; `manual_seed` after the capture takes effect at the next replay.
-        device: where to capture, by a name in `rlgraph.devices`; by default that of the first input or state tensor,
-            and without one a GPU where there is one.
+        device: where to capture, by a name in `rlgraph.devices`; by default that of the first input or state tensor
+            that is on a GPU, or else of the first, and without any a GPU where there is one.
         pool: `other.pool` to share a live graph's memory. A replay of either may then overwrite the outputs of the
             other, and they must not run at the same time; `rlgraph.graph.pool.GraphPool` sees to both.
         warmup: calls before the capture, on the capturing stream: lazy initialisation and compilation happen there.
@@ -70,26 +72,69 @@ def capture(
 
     Raises:
         CaptureError: `fn` does something that a graph cannot hold, or rebinds what it reads in the next call. The
-            process remains usable, and what was rebound is as before.
-        UsageError: an input is not a tensor, or there is no such device.
+            process remains usable, and what was rebound is as before. Or it returns something that a replay could not
+            fill: neither tensors, in any nesting of tuples, lists and dicts, nor a constant.
+        UsageError: an input is not a tensor, `state` holds something without tensors or an optimiser that has none yet,
+            or there is no such device.
     """
-    for i, given in enumerate(inputs):
-        if not isinstance(given, torch.Tensor):
-            raise UsageError(
-                f"input {i} of {name_of(fn)} is of type {type(given).__name__}: an input is a tensor; bind what is "
-                "none, and does not change, with functools.partial"
-            )
+    check_tensors(inputs, fn)
+    state = tensors_of(state)
     device = device_of(inputs, state, device)
     graph = Graph(fn, inputs, state, tuple(generators), device, pool, warmup, watch=watch)
     graph.instantiate()
     return graph
 
 
+def check_tensors(inputs: Sequence, fn: Callable) -> None:
+    """Raises UsageError where an input of `fn` is none, and where `fn` is no function."""
+    if not callable(fn):
+        raise UsageError(f"what is captured is a function of tensors, not a value of type {type(fn).__name__}")
+    for i, given in enumerate(inputs):
+        if not isinstance(given, torch.Tensor):
+            raise UsageError(
+                f"input {i} of {name_of(fn)} is of type {type(given).__name__}: an input is a tensor; bind what is "
+                "none, and does not change, with functools.partial"
+            )
+
+
+def tensors_of(state: object) -> list[torch.Tensor]:
+    """All tensors of a `state`, see `capture`; UsageError where something in it is none and holds none."""
+    return list(_each_tensor(state))
+
+
+def _each_tensor(state) -> Iterator[torch.Tensor]:
+    for leaf in tree_leaves(state):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif isinstance(leaf, torch.nn.Module):
+            yield from (*leaf.parameters(), *leaf.buffers())
+        elif isinstance(leaf, torch.optim.Optimizer):
+            yield from _of_optimizer(leaf)
+        elif isinstance(leaf, Iterator):  # module.parameters()
+            yield from _each_tensor(list(leaf))
+        elif leaf is not None:
+            raise UsageError(
+                f"state holds a value of type {type(leaf).__name__}: give tensors, modules or optimisers, in any nesting "
+                "of tuples, lists and dicts"
+            )
+
+
+def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    keeps_nothing = isinstance(optimizer, torch.optim.SGD) and not any(g["momentum"] for g in optimizer.param_groups)
+    if not (optimizer.state or keeps_nothing):
+        raise UsageError(
+            f"state holds an optimiser, {type(optimizer).__name__}, that has taken no step: what it keeps is made by the "
+            "first one, so take that before the capture"
+        )
+    kept = [*optimizer.state.values(), *(group["lr"] for group in optimizer.param_groups)]
+    yield from (leaf for leaf in tree_leaves(kept) if isinstance(leaf, torch.Tensor))
+
+
 def device_of(inputs, state, device: torch.device | str | None) -> torch.device:
-    """The device that is named, with its index; else that of the first tensor; else a GPU where there is one."""
+    """The device that is named, with its index; else of the first tensor on a GPU, else of the first, else a GPU's."""
     if device is None:
-        tensors = [t for t in tree_leaves((inputs, state)) if isinstance(t, torch.Tensor)]
-        device = tensors[0].device if tensors else None
+        devices = [tensor.device for tensor in (*inputs, *tensors_of(state))]
+        device = next((device for device in devices if device.type == "cuda"), devices[0] if devices else None)
     return torch_device(device)
 
 
@@ -127,17 +172,18 @@ class Graph:
         pool: the memory, to be given to another `capture`; None without CUDA and after `reset`.
     """
 
-    def __init__(self, fn, inputs, state, generators, device, pool, warmup, draws=True, watch=True):
+    def __init__(self, fn, inputs, state, generators, device, pool, warmup, part=False, watch=True):
         self._fn, self._name = fn, name_of(fn)
-        self.inputs = tuple(t.detach().to(device, copy=True) for t in inputs)
-        self._state = [t for t in tree_leaves(state) if isinstance(t, torch.Tensor)]
+        with torch.inference_mode(False):  # buffers that a caller in that mode can fill, and one that is not
+            self.inputs = tuple(t.detach().to(device, copy=True) for t in inputs)
+        self._state = tensors_of(state)
         self._generators = generators
         self.device = device
         self.captured = device.type == "cuda"
         self.replays = 0
         self.capture_seconds = self.instantiate_seconds = 0.0
         self.outputs = self.pool = None
-        self._may_draw = draws
+        self._part = part  # of another graph: it cannot draw from torch's generators, and what it returns is dropped
         self._drawn = []  # by how much a call advances torch's generators
         self._template = None  # after an update: what holds the graph that was captured last
         self._watches, self._watched = watch, None
@@ -190,9 +236,14 @@ class Graph:
         """Raises GraphError if a Python value that the function reads has changed; `replay` does it."""
         if (change := self.change()) is not None:
             raise GraphError(
-                f"{change}, but {self._name} was captured with what it was: call graph.update(fn), or reset() of a "
-                "GraphPool, to capture again, or keep it in a tensor and write that in place"
+                f"{change}, but {self._name} was captured with what it was: {self._to_capture_again()}, or keep it in a "
+                "tensor and write that in place"
             )
+
+    def _to_capture_again(self) -> str:
+        if self._part:
+            return "make the loop or branch anew"
+        return "call graph.update(fn), or reset() of a GraphPool, to capture again"
 
     def info(self) -> GraphInfo:
         """What the graph holds: nodes, kernels by name, edges, critical path, copies, memory, times.
@@ -316,18 +367,19 @@ class Graph:
 
     def _run_directly(self):
         result = self._fn(*self.inputs)
-        if self.outputs is None:
-            leaves, spec = tree_flatten(result)
-            owned = [t.detach().clone() if isinstance(t, torch.Tensor) else t for t in leaves]
-            self.outputs = tree_unflatten(owned, spec)
-            return
-        for static, new in zip(tree_leaves(self.outputs), tree_leaves(result)):
-            if isinstance(static, torch.Tensor):
-                static.copy_(new.detach())
+        with torch.inference_mode(False):  # as for `inputs`
+            if self.outputs is None:
+                leaves, spec = tree_flatten(result)
+                owned = [t.detach().clone() if isinstance(t, torch.Tensor) else t for t in leaves]
+                self.outputs = tree_unflatten(owned, spec)
+                return
+            for static, new in zip(tree_leaves(self.outputs), tree_leaves(result)):
+                if isinstance(static, torch.Tensor):
+                    static.copy_(new.detach())
 
     def _capture(self, pool, warmup):
         with torch.cuda.device(self.device):
-            pool = pool or MemoryPool(torch.cuda.graph_pool_handle(), stream_of_its_own())
+            pool = pool or MemoryPool(torch.cuda.graph_pool_handle(), stream_of_its_own(self.device))
             pool.stream.wait_stream(torch.cuda.current_stream())
             # Named around the capture too: torch does not leave the stream of a capture that fails.
             with torch.cuda.stream(pool.stream):
@@ -355,30 +407,47 @@ class Graph:
             with an_empty_graph_is_an_error(), capturing(self._graph, pool):
                 try:
                     self.outputs = self._fn(*self.inputs)
-                except Exception as error:
+                except BaseException as error:
                     failed = error
                     raise
-        except Exception as error:
-            if failed is not None:
-                if error is not failed and not isinstance(error, UserWarning):
-                    # The end of the capture failed too: CUDA has invalidated it.
-                    put_torch_right(self._graph, self._generators, pool)
+        except BaseException as error:
+            if error is not failed and not isinstance(error, UserWarning):  # CUDA has invalidated the capture
+                put_torch_right(self._graph, self._generators, pool)
+            if failed is None:
+                self._not_ended(error)
+            elif isinstance(failed, Exception):
                 raise self._error(failed) from failed
-            if isinstance(error, UserWarning):
-                if any(isinstance(t, torch.Tensor) and t.device == self.device for t in tree_leaves(self.outputs)):
-                    return  # views of its inputs
-                raise CaptureError(
-                    f"{self._name} launches nothing on {self.device}: name the device that it works on as `device`"
-                ) from error
-            put_torch_right(self._graph, self._generators, pool)
-            raise CaptureError(
-                f"{self._name} cannot be captured: {first_line(error)}; it must wait for every stream that it "
-                "uses, and no other thread may wait for the whole device meanwhile"
-            ) from error
+            else:
+                raise failed from None  # Ctrl-C
         finally:
             del failed  # it holds this frame: while this frame held it, what `fn` has made waited for the collector
+        self._check_outputs(self.outputs)
         if (change := self.change()) is not None:
             raise self._rebound(change)
+
+    def _not_ended(self, error: BaseException) -> None:
+        """What an error at the end of a capture means, whose function has run."""
+        if isinstance(error, UserWarning):
+            if any(isinstance(t, torch.Tensor) and t.device == self.device for t in tree_leaves(self.outputs)):
+                return  # views of its inputs
+            raise CaptureError(
+                f"{self._name} launches nothing on {self.device}: name the device that it works on as `device`"
+            ) from error
+        if not isinstance(error, Exception):
+            raise error
+        raise CaptureError(
+            f"{self._name} cannot be captured: {first_line(error)}; it must wait for every stream that it "
+            "uses, and no other thread may wait for the whole device meanwhile"
+        ) from error
+
+    def _check_outputs(self, outputs) -> None:
+        """Raises CaptureError for what a replay could not fill."""
+        for leaf in () if self._part else tree_leaves(outputs):
+            if not isinstance(leaf, (torch.Tensor, *SIMPLE)):
+                raise CaptureError(
+                    f"{self._name} returns a value of type {type(leaf).__name__}, which a replay could not fill: return "
+                    "tensors, in any nesting of tuples, lists and dicts"
+                )
 
     def _warm_up(self, warmup):
         try:
@@ -400,7 +469,7 @@ class Graph:
         except Exception as error:
             self._diagnose()
             raise self._error(error) from error
-        if not self._may_draw:
+        if self._part:
             self._diagnose()
 
     def _warm_up_directly(self):
@@ -459,8 +528,9 @@ class Graph:
 
         Inside compiled code there would be no operations to watch.
         """
-        with Uncapturable(self._name, self._may_draw):
-            self._uncompiled()
+        with Uncapturable(self._name, may_draw=not self._part):
+            outputs = self._uncompiled()
+        self._check_outputs(outputs)
 
 
 @contextlib.contextmanager
@@ -487,4 +557,8 @@ def _tensor_bytes(tree) -> int:
 
 @functools.cache
 def _say_once_that_nothing_is_captured(device: torch.device) -> None:
-    warnings.warn(f"no CUDA graph on {device.type}: the function is run directly, with the same buffers", stacklevel=4)
+    frame, level = sys._getframe(), 1
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("rlgraph."):
+        frame, level = frame.f_back, level + 1
+    message = f"no CUDA graph on {device.type}: the function is run directly, with the same buffers"
+    warnings.warn(message, stacklevel=level)

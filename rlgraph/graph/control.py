@@ -6,7 +6,7 @@ import torch
 
 from rlgraph.errors import UsageError
 from rlgraph.graph import bindings
-from rlgraph.graph.capture import Graph
+from rlgraph.graph.capture import Graph, check_tensors, tensors_of
 from rlgraph.graph.recording import RECORDING
 
 Body = Callable | Sequence["Callable | Conditional"]
@@ -74,7 +74,8 @@ class Decided:
     def __init__(self, body, condition, state, most, loop, watch=True):
         _check(condition, most)
         self.device = condition.device
-        self._condition, self._loop, self._state = condition, loop, [state, condition]  # warming up writes that too
+        self._condition, self._loop = condition, loop
+        self._state = [*tensors_of(state), condition]  # warming up writes that too
         self._watches = watch
         self._most = bindings.NEVER if most is None else most
         self._count = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -119,9 +120,10 @@ class Decided:
             raise UsageError("a body holds functions, not what `capture` made of them: give the function itself")
         if isinstance(part, Decided):
             raise UsageError(f"{type(part).MADE_BY} makes no part of what {self.MADE_BY} makes: give functions")
+        check_tensors((), part)
         # They run one after the other, in the order of their captures: one piece of memory will do.
         pool = next((other.pool for other in before if isinstance(other, Graph)), None)
-        return Graph(part, (), self._state, (), self.device, pool, 2, draws=False, watch=self._watches)
+        return Graph(part, (), self._state, (), self.device, pool, 2, part=True, watch=self._watches)
 
     def _build(self) -> None:
         """Make what `replay` launches; the last thing that a constructor does."""

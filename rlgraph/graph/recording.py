@@ -1,6 +1,7 @@
 """Recording into a CUDA graph: whose turn it is, on which stream, in which memory, and what torch needs after it."""
 
 import contextlib
+import functools
 import gc
 import threading
 import warnings
@@ -12,6 +13,7 @@ import torch
 
 STREAMS = 32  # torch hands out that many of each priority in turns
 PRIORITY = -1  # of the streams that are captured on; torch's default is 0
+CAPTURED_ON = 24  # of the STREAMS, by graphs; the others are for branches inside them
 
 # One capture at a time in a process, from its warm-up on: that sets a debug mode which the whole process shares.
 PREPARING = threading.RLock()
@@ -20,7 +22,7 @@ PREPARING = threading.RLock()
 RECORDING = threading.RLock()
 # Captured graphs, to know their streams.
 ALIVE = weakref.WeakSet()
-# Graphs whose capture CUDA has ended. Before torch 2.13 the allocator of pinned memory goes on reading them.
+# Graphs whose capture CUDA has ended: before torch 2.13 the allocator of pinned memory goes on reading them.
 _FAILED = []
 
 
@@ -31,7 +33,23 @@ class MemoryPool(NamedTuple):
     stream: torch.cuda.Stream
 
 
-def stream_of_its_own() -> torch.cuda.Stream:
+class Streams(NamedTuple):
+    """torch's of one device and PRIORITY, apart: a branch on another graph's stream would share its workspace."""
+
+    captures: list[torch.cuda.Stream]
+    branches: list[torch.cuda.Stream]
+
+
+@functools.cache
+def streams_of(device: torch.device) -> Streams:
+    """Args: device: with its index."""
+    asked = (torch.cuda.Stream(device, priority=PRIORITY) for _ in range(4 * STREAMS))  # another thread may ask, too
+    streams = {stream.cuda_stream: stream for stream in asked}
+    streams = [streams[address] for address in sorted(streams)]
+    return Streams(streams[:CAPTURED_ON], streams[CAPTURED_ON:])
+
+
+def stream_of_its_own(device: torch.device) -> torch.cuda.Stream:
     """A stream that no other live graph was captured on, if there is one.
 
     Captures on one stream share its cuBLAS workspace, so their graphs would disturb each other if they ran at once.
@@ -40,7 +58,7 @@ def stream_of_its_own() -> torch.cuda.Stream:
     """
     pools = [graph.pool for graph in ALIVE]
     taken = {pool.stream for pool in pools if pool is not None}  # None: another thread has reset it
-    streams = [torch.cuda.Stream(priority=PRIORITY) for _ in range(STREAMS)]
+    streams = streams_of(device).captures
     return next((stream for stream in streams if stream not in taken), streams[0])
 
 
@@ -84,7 +102,8 @@ def put_torch_right(failed: torch.cuda.CUDAGraph, generators: Sequence[torch.Gen
     The allocator takes the capture for one under way, and fails at the next `empty_cache`. So do the generators,
     and refuse to draw, until a capture ends well.
     """
-    _FAILED.append(failed)
+    if torch.__version__ < "2.13":
+        _FAILED.append(failed)
     with contextlib.suppress(RuntimeError):  # torch has done it itself
         torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool.handle)
         torch._C._cuda_releasePool(torch.cuda.current_device(), pool.handle)
