@@ -24,8 +24,8 @@ class UntilSolved:
     With config.target_kl an epoch is left out where an earlier one has stopped the updates: the policy has the same
     bits as in `trainer.iterate()`, which computes those epochs and drops what comes of them.
 
-    The most iterations are config.num_iterations. There are no checkpoints, none of PPO's metrics, and no Ctrl-C until
-    it is done.
+    It ends at config.num_iterations of the trainer, those before it counted. There are no checkpoints, none of PPO's
+    metrics, and no Ctrl-C until it is done.
 
     Attributes:
         target: [] float32 on the device; another value counts from the next `run` on.
@@ -56,22 +56,22 @@ class UntilSolved:
         self.evaluations = torch.zeros((), dtype=torch.int64, device=device)
         self._sums = torch.zeros(2, device=device)  # of returns and of episodes
         self._advantage = torch.zeros(config.batch_size, device=device)  # what one part of the graph leaves to others
-        self._going_on, self._updating, self._ended = (
-            torch.zeros((), dtype=torch.bool, device=device) for _ in range(3)
+        self._going_on, self._updating, self._ended, self._solved = (
+            torch.zeros((), dtype=torch.bool, device=device) for _ in range(4)
         )
         with torch_matmul_precision(config.precision):
             self.loop = self._captured()
         self.loop.replay()  # does nothing, but takes the graph to the device
 
     def run(self) -> None:
-        """Train: one launch, which is not waited for."""
-        self._going_on.fill_(True)
+        """Train: one launch, which is not waited for. Where no iterations are left it does nothing."""
+        torch.lt(self.trainer.iteration, self.trainer.config.num_iterations, out=self._going_on)
         with torch_matmul_precision(self.trainer.config.precision), torch_single_thread(self.trainer.device):
             self.loop.replay()
 
     def solved(self) -> bool:
-        """Whether the last `run` ended at the target. Waits for the current stream, on which that was launched."""
-        return not self._going_on
+        """Whether the last iteration reached the target. Waits for the current stream, on which it was launched."""
+        return bool(self._solved)
 
     # ---- the graph
 
@@ -80,7 +80,7 @@ class UntilSolved:
         # A launch of a kernel is baked in with the rows it reads, so each epoch has a branch of its own.
         self._certain = config.num_epochs if config.target_kl is None else 1
         state = [self.trainer._state(), self._sums, self.mean_return, self._ended]
-        state += [self.greedy_return, self.evaluations, self._going_on]
+        state += [self.greedy_return, self.evaluations, self._going_on, self._solved]
         state += [] if self._evaluation is None else [self._evaluation.state()]
         watch = False  # as a trainer's own iterations
         body = [self._begin]
@@ -110,12 +110,16 @@ class UntilSolved:
     def _end(self) -> None:
         self.trainer._after_updates(self.trainer.collector.rollout)
         if self._evaluation is None:
-            self._decide(self.mean_return)
+            torch.ge(self.mean_return, self.target, out=self._solved)  # not where it is NaN
+        else:
+            self._solved.zero_()  # until there is an evaluation
+        self._go_on()
 
     def _evaluate(self) -> None:
         self.greedy_return.copy_(self._evaluation.play().mean())
         self.evaluations += 1
-        self._decide(self.greedy_return)
+        torch.ge(self.greedy_return, self.target, out=self._solved)
+        self._go_on()
 
-    def _decide(self, mean_return: torch.Tensor) -> None:
-        self._going_on.copy_(~(mean_return >= self.target))  # NaN goes on
+    def _go_on(self) -> None:
+        self._going_on.copy_(~self._solved & (self.trainer.iteration < self.trainer.config.num_iterations))

@@ -42,6 +42,7 @@ USAGE = """usage: rlgraph COMMAND ...
 
 Each command explains its options with --help."""
 
+SIZES = "--num-envs, --num-steps or --hidden"
 INTERRUPTED = 130  # the shell's code for a program ended by Ctrl-C
 
 
@@ -50,19 +51,21 @@ def main(argv: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # not every terminal can show a frame or ±
+    words = sys.argv[1:] if argv is None else argv
+    command = words[0] if words else ""
     try:
-        code = _dispatch(sys.argv[1:] if argv is None else argv)
+        code = _dispatch(words)
         sys.stdout.flush()  # here, where a failure to write is still caught
     except UsageError as error:
         return _complain(str(error), 2)
     except CaptureError as error:
-        return _complain(f"{error}; --mode eager runs without a graph", 1)
+        return _complain(f"{error}; --mode eager runs without a graph" if command == "train" else str(error), 1)
     except GraphError as error:
         return _complain(str(error), 1)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        return _complain("out of memory: lower --num-envs, --num-steps or --hidden", 1)
+        return _complain(f"out of memory: lower {'--episodes' if command == 'eval' else SIZES}", 1)
     except BrokenPipeError:  # the reader, such as `| head`, has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain at exit
         return 1

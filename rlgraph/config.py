@@ -11,7 +11,14 @@ from rlgraph.environment import Environment
 from rlgraph.errors import UsageError
 from rlgraph.precision import PRECISIONS
 
+MOST_EPISODES = 2**20  # of an evaluation
 SEEDS = 2**32  # seeds are in [0, SEEDS): what both backends tell apart
+
+
+def check_episodes(name: str, episodes: int) -> None:
+    """They are played side by side, so that memory bounds them."""
+    if not 1 <= episodes <= MOST_EPISODES:
+        raise UsageError(f"{name} must be at least 1 and at most {MOST_EPISODES}, but is {episodes}")
 
 
 def check_seed(seed: int) -> None:
@@ -53,8 +60,9 @@ class TrainConfig:
 
     def __post_init__(self):
         check_seed(self.seed)
-        sizes = ("num_envs", "num_steps", "total_steps", "iterations_per_launch", "eval_episodes", "keep_checkpoints")
+        sizes = ("num_envs", "num_steps", "total_steps", "iterations_per_launch", "keep_checkpoints")
         check_at_least_one(self, sizes)
+        check_episodes("eval_episodes", self.eval_episodes)
         if not self.checkpoint_seconds >= 0:
             raise UsageError(f"checkpoint_seconds must be at least 0, but is {self.checkpoint_seconds}")
 

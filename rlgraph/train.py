@@ -25,7 +25,7 @@ from rlgraph.checkpoint import (
     saved,
     say,
 )
-from rlgraph.config import SEEDS, TrainConfig, check_seed
+from rlgraph.config import SEEDS, TrainConfig, check_episodes, check_seed
 from rlgraph.environment import Environment
 from rlgraph.errors import UsageError, unknown
 from rlgraph.loop import Clock, Loop, deferred_interrupt
@@ -240,17 +240,16 @@ def evaluate_run(
 
     Args:
         run_dir: the folder that `train` wrote.
-        episodes: how many, each from a fresh start.
+        episodes: how many, each from a fresh start, 1 to 2^20.
         seed: of the starts.
         backend: None for the one that trained it; a policy file loads in either.
         device: see `rlgraph.devices`.
         checkpoint: "last", "best" or a number of steps: the policy in that checkpoint. None for the one at the end.
 
     Raises:
-        UsageError: not a run folder, a damaged one, no such checkpoint, or a wrong name.
+        UsageError: not a run folder, a damaged one, no such checkpoint, a wrong name, or no such number of episodes.
     """
-    if episodes < 1:
-        raise UsageError(f"episodes must be at least 1, but is {episodes}")
+    check_episodes("episodes", episodes)
     folder = existing_folder(run_dir)
     check_seed(seed)
     agent, config = read_config(folder, config_class)

@@ -24,6 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import rlgraph.agents.ppo_torch
 from rlgraph.agents.ppo import METRICS, PPOConfig
 from rlgraph.cli import COMMANDS, main
+from rlgraph.errors import CaptureError
 from rlgraph.registry import ENVIRONMENTS
 from rlgraph.train import evaluate_run
 
@@ -373,7 +374,8 @@ MISTAKES = {
     "eval .": "'.' is not a run folder: it has no config.json",
     "eval nowhere": "'nowhere' is not a run folder: it has no config.json",
     "eval --episodes x nowhere": "option --episodes takes a whole number, not 'x'",
-    "eval nowhere --episodes 0": "episodes must be at least 1, but is 0",
+    "eval nowhere --episodes 0": "episodes must be at least 1 and at most 1048576, but is 0",
+    "eval nowhere --episodes 99999999999999999999": "episodes must be at least 1 and at most 1048576, but is 99999999999999999999",
     "eval nowhere --sed 0": "unknown option '--sed'; did you mean --seed?",
     "envs all": "`rlgraph envs` takes no arguments, got 'all'",
 }
@@ -687,6 +689,23 @@ def test_a_reader_that_leaves_early_is_no_failure_to_report(tmp_path):
     process.stdout.close()
     assert process.stderr.read() == b""
     assert process.wait() == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "command", "said"),
+    [
+        (MemoryError(), "eval", "out of memory: lower --episodes"),
+        (CaptureError("no graph"), "eval", "no graph"),
+        (CaptureError("no graph"), "train", "no graph; --mode eager runs without a graph"),
+    ],
+)
+def test_advice_names_options_that_the_command_has(error, command, said, monkeypatch, capsys):
+    def fail(argv):
+        raise error
+
+    monkeypatch.setitem(COMMANDS, command, fail)
+    assert main([command]) == 1
+    assert capsys.readouterr().err == f"rlgraph: {said}\n"
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])

@@ -224,9 +224,17 @@ def test_training_in_one_launch_is_so_many_iterations(device):
     assert sum(not np.array_equal(after[name], before[name]) for name in after) > 10
     for name in after:
         assert np.array_equal(after[name], expected[name]), name
-    run.target.fill_(2.5)
     run.run()
-    assert run.loop.iterations() == 1
+    assert run.loop.iterations() == 0  # none are left
+    trainer.load_state(before)
+    trainer._iteration()
+    run.run()
+    assert run.loop.iterations() == 1  # the other one
+    trainer.load_state(before)
+    run.target.fill_(2.5)
+    assert not run.solved()
+    run.run()
+    assert (run.loop.iterations(), run.solved()) == (1, True)
 
 
 @pytest.mark.parametrize("device", FUSED_DEVICES)
@@ -250,8 +258,10 @@ def test_epochs_that_are_left_out_move_nothing(device):
 
 @pytest.mark.parametrize("device", FUSED_DEVICES)
 def test_greedy_episodes_decide_and_are_played_where_one_has_ended(device):
-    trainer = trained(device, steps=6)  # they end in the second iteration, the third, but not the fourth
+    # Episodes end in the second iteration, the third, but not the fourth.
+    trainer = trained(device, steps=6, total_steps=2 * SMALL.total_steps)
     run = UntilSolved(trainer, target=6.0, eval_episodes=5)
+    assert not run.solved()
     assert (run.evaluations.item(), run.greedy_return.isnan().item()) == (0, True)
     run.run()
     assert (run.loop.iterations(), run.evaluations.item(), run.greedy_return.item()) == (2, 1, 6.0)

@@ -16,10 +16,11 @@ import torch
 
 from rlgraph.cli import main
 from rlgraph.errors import GraphError
-from rlgraph.graph import bindings, draw, show
+from rlgraph.graph import bindings, show
 from rlgraph.graph.capture import Graph, capture
-from rlgraph.graph.draw import TIMES, Repeat, chains, dot, fold, svg
+from rlgraph.graph.draw import MOST_NESTED, TIMES, Repeat, boxes, chains, dot, fold
 from rlgraph.graph.inspect import Contents, Node, Topology, critical_path, describe, flatten, in_order, short_name
+from rlgraph.graph.svg import svg
 from rlgraph.train import config_class
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -191,7 +192,7 @@ def test_repetitions_are_nested_no_deeper_than_is_readable():
     def depth(items):
         return max((1 + depth(item.items) for item in items if isinstance(item, Repeat)), default=0)
 
-    assert depth(fold(kernels(nodes))) == draw.MOST_NESTED
+    assert depth(fold(kernels(nodes))) == MOST_NESTED
     assert "".join(node.name for node in unfolded(fold(kernels(nodes)))) == nodes
 
 
@@ -238,56 +239,69 @@ def test_dot_has_the_edges_between_chains():
 
 
 def drawn(topology):
-    """An SVG's boxes, as (x, y) -> label, and its arrows, as [(x, y), ...] each."""
+    """An SVG's boxes, as (left, top, right, bottom) -> label, and its arrows, as [(x, y), ...] each."""
     root = ElementTree.fromstring(svg(topology, "a <name> & more"))
     assert root.findtext(f"{SVG}title") == "a <name> & more"
-    boxes, width, height = {}, float(root.get("width")), float(root.get("height"))
+    drawn_boxes, width, height = {}, float(root.get("width")), float(root.get("height"))
     for group in root.iter(f"{SVG}g"):
         box = group.find(f"{SVG}rect")
-        place = int(box.get("x")), int(box.get("y"))
-        assert place not in boxes and place[0] + int(box.get("width")) < width and place[1] + 22 < height
-        boxes[place] = group.findtext(f"{SVG}text")
+        x, y, w, h = (int(box.get(name)) for name in ("x", "y", "width", "height"))
+        assert x + w < width and y + h < height
+        drawn_boxes[x, y, x + w, y + h] = group.findtext(f"{SVG}text")
     lines = [line.get("points").split() for line in root.iter(f"{SVG}polyline")]
-    return root, boxes, [[tuple(map(int, point.split(","))) for point in line] for line in lines]
+    assert len(drawn_boxes) == len(list(root.iter(f"{SVG}g")))
+    return root, drawn_boxes, [[tuple(map(int, point.split(","))) for point in line] for line in lines]
 
 
 def test_svg_of_a_chain():
-    root, boxes, arrows = drawn(chain_of("a" * 128 + "bcbcbc"))
-    assert list(boxes.values()) == [f"a {TIMES} 128", "b", "c"]
-    assert len({x for x, _ in boxes}) == 1 and len(arrows) == 2
+    root, places, arrows = drawn(chain_of("a" * 128 + "bcbcbc"))
+    assert list(places.values()) == [f"a {TIMES} 128", "b", "c"]
+    assert len({left for left, *_ in places}) == 1 and len(arrows) == 2
     assert [text.text for text in root.iter(f"{SVG}text") if text.get("fill")] == [f"{TIMES} 3"]
 
 
 def test_svg_escapes_names():
     topology = Topology((Node("kernel", 'f<int>& "x"'), Node("host")), ((0, 1),))
-    root, boxes, _ = drawn(topology)
-    assert list(boxes.values()) == ['f<int>& "x"', "host"]
+    root, places, _ = drawn(topology)
+    assert list(places.values()) == ['f<int>& "x"', "host"]
     assert [group.findtext(f"{SVG}title") for group in root.iter(f"{SVG}g")] == ['f<int>& "x"', "host"]
 
 
 def test_svg_of_nothing():
-    _, boxes, arrows = drawn(graph_of(""))
-    assert not boxes and not arrows
+    _, places, arrows = drawn(graph_of(""))
+    assert not places and not arrows
 
 
 def test_svg_has_every_box_below_those_it_waits_for_and_no_arrow_through_another():
     rng = np.random.default_rng(2)
     for _ in range(50):
         topology = random_graph(rng, 20, rng.integers(0, 30))
-        _, boxes, arrows = drawn(topology)
+        _, places, arrows = drawn(topology)
         parts = chains(topology)
-        items = [sum(1 for _ in draw._boxes(part.items)) for part in parts]
-        assert len(boxes) == sum(items)
+        items = [sum(1 for _ in boxes(part.items)) for part in parts]
+        assert len(places) == sum(items)
         assert len(arrows) == sum(items) - len(items) + sum(len(part.after) for part in parts)
-        half, high = draw.BOX[0] // 2, draw.BOX[1]
         for line in arrows:
-            (x, top), (end_x, bottom) = line[0], line[-1]
-            assert (x - half, top - high) in boxes and (end_x - half, bottom) in boxes
-            assert bottom > top
-            elbow = line[-2]
-            assert elbow[0] == x and bottom - elbow[1] <= draw.ROW  # what is not upright lies between two rows
-            between = [y for left, y in boxes if left == x - half and top <= y < elbow[1]]
-            assert not between
+            (start, above), (end, below) = line[0], line[-1]
+            assert any(left < start < right and bottom == above for left, _, right, bottom in places)
+            assert any(left < end < right and top == below for left, top, right, _ in places)
+            assert below > above
+            for (x1, y1), (x2, y2) in itertools.pairwise(line):
+                assert x1 == x2 or y1 == y2
+                for left, top, right, bottom in places:
+                    through = min(x1, x2) < right and max(x1, x2) > left and min(y1, y2) < bottom and max(y1, y2) > top
+                    assert not through
+
+
+def test_svg_lines_on_top_of_each_other_begin_or_end_together():
+    rng = np.random.default_rng(3)
+    for _ in range(50):
+        _, _, arrows = drawn(random_graph(rng, 20, rng.integers(0, 30)))
+        across = [line for line in arrows if len(line) == 4]
+        for a, b in itertools.combinations(across, 2):
+            (a1, a2), (b1, b2) = (sorted((line[1][0], line[2][0])) for line in (a, b))
+            if a[1][1] == b[1][1] and a1 < b2 and b1 < a2:
+                assert a[0] == b[0] or a[-1] == b[-1]
 
 
 def test_thousands_of_nodes_are_quick():
@@ -482,6 +496,7 @@ def test_the_documented_example(tmp_path, monkeypatch):
         ("--mode grap", "unknown torch mode 'grap'; did you mean 'graph'?"),
         ("--backend jax", "reads torch's CUDA graphs, not what backend 'jax' launches"),
         ("--out nowhere/graph", "no folder 'nowhere' for the picture"),
+        ("--out nowhere/", "no folder 'nowhere' for the picture"),
         ("--run-dir x", "unknown option '--run-dir'"),
         ("--agent pp", "unknown agent 'pp'; did you mean 'ppo'?"),
         ("--env CartPole", "unknown environment 'CartPole'; did you mean 'CartPole-v1'?"),
@@ -522,6 +537,9 @@ def as_on_a_gpu(tmp_path, monkeypatch):
         ("", "ppo", "graph-CartPole-v1-ppo"),
         ("--env Acrobot-v1 --rollout", "ppo", "graph-Acrobot-v1-ppo-rollout"),
         ("--agent sac --env Pendulum-v1 --out p", "sac", "p"),
+        ("--out p.svg", "ppo", "p"),
+        ("--out p.1", "ppo", "p.1"),
+        ("--out .", "ppo", "graph-CartPole-v1-ppo"),
     ],
 )
 def test_it_prints_and_writes_both_pictures(words, agent, files, as_on_a_gpu, tmp_path, capsys):
@@ -552,6 +570,13 @@ def test_what_is_shown_is_the_iteration_or_the_rollout_in_it(rollout, launches, 
     (graph,) = captured
     assert graph._name == function
     graph.replay()
+
+
+def test_a_folder_in_the_place_of_a_file_is_found_before_the_capture(as_on_a_gpu, tmp_path, capsys):
+    (tmp_path / "p.svg").mkdir()
+    assert main(["graph", "show", "--out", "p"]) == 2
+    assert capsys.readouterr().err == "rlgraph: cannot write 'p.svg': give another --out\n"
+    assert not as_on_a_gpu and [path.name for path in tmp_path.iterdir()] == ["p.svg"]
 
 
 def test_what_an_inspection_cannot_do_is_one_line(as_on_a_gpu, monkeypatch, capsys):

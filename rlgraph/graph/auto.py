@@ -9,8 +9,9 @@ import torch
 from torch.utils._pytree import tree_map
 
 from rlgraph.errors import CaptureError, GraphError, UsageError, first_line, is_out_of_memory
-from rlgraph.graph.capture import capture, check_tensors, device_of, leaving_no_trace, tensors_of
+from rlgraph.graph.capture import capture
 from rlgraph.graph.compile import compiled, graph_breaks_allowed
+from rlgraph.graph.state import check_tensors, device_of, leaving_no_trace, tensors_of
 from rlgraph.graph.watch import name_of, putting_back_python
 
 T = TypeVar("T")

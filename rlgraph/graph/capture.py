@@ -5,14 +5,13 @@ import functools
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from rlgraph.devices import torch_device
-from rlgraph.errors import CaptureError, GraphError, UsageError, first_line
+from rlgraph.errors import CaptureError, GraphError, first_line
 from rlgraph.graph import bindings
 from rlgraph.graph.host_draws import HostDraws
 from rlgraph.graph.inspect import GraphInfo, describe, flatten
@@ -29,6 +28,7 @@ from rlgraph.graph.recording import (
     put_torch_right,
     stream_of_its_own,
 )
+from rlgraph.graph.state import check_tensors, device_of, leaving_no_trace, tensors_of
 from rlgraph.graph.uncapturable import Uncapturable, line_of, synchronising_is_an_error_in_this_thread
 from rlgraph.graph.user_code import code_that_runs
 from rlgraph.graph.watch import SIMPLE, Watched, name_of, putting_back_python
@@ -83,59 +83,6 @@ def capture(
     graph = Graph(fn, inputs, state, tuple(generators), device, pool, warmup, watch=watch)
     graph.instantiate()
     return graph
-
-
-def check_tensors(inputs: Sequence, fn: Callable) -> None:
-    """Raises UsageError where an input of `fn` is none, and where `fn` is no function."""
-    if not callable(fn):
-        raise UsageError(f"what is captured is a function of tensors, not a value of type {type(fn).__name__}")
-    for i, given in enumerate(inputs):
-        if not isinstance(given, torch.Tensor):
-            raise UsageError(
-                f"input {i} of {name_of(fn)} is of type {type(given).__name__}: an input is a tensor; bind what is "
-                "none, and does not change, with functools.partial"
-            )
-
-
-def tensors_of(state: object) -> list[torch.Tensor]:
-    """All tensors of a `state`, see `capture`; UsageError where something in it is none and holds none."""
-    return list(_each_tensor(state))
-
-
-def _each_tensor(state) -> Iterator[torch.Tensor]:
-    for leaf in tree_leaves(state):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf
-        elif isinstance(leaf, torch.nn.Module):
-            yield from (*leaf.parameters(), *leaf.buffers())
-        elif isinstance(leaf, torch.optim.Optimizer):
-            yield from _of_optimizer(leaf)
-        elif isinstance(leaf, Iterator):  # module.parameters()
-            yield from _each_tensor(list(leaf))
-        elif leaf is not None:
-            raise UsageError(
-                f"state holds a value of type {type(leaf).__name__}: give tensors, modules or optimisers, in any nesting "
-                "of tuples, lists and dicts"
-            )
-
-
-def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    keeps_nothing = isinstance(optimizer, torch.optim.SGD) and not any(g["momentum"] for g in optimizer.param_groups)
-    if not (optimizer.state or keeps_nothing):
-        raise UsageError(
-            f"state holds an optimiser, {type(optimizer).__name__}, that has taken no step: what it keeps is made by the "
-            "first one, so take that before the capture"
-        )
-    kept = [*optimizer.state.values(), *(group["lr"] for group in optimizer.param_groups)]
-    yield from (leaf for leaf in tree_leaves(kept) if isinstance(leaf, torch.Tensor))
-
-
-def device_of(inputs, state, device: torch.device | str | None) -> torch.device:
-    """The device that is named, with its index; else of the first tensor on a GPU, else of the first, else a GPU's."""
-    if device is None:
-        devices = [tensor.device for tensor in (*inputs, *tensors_of(state))]
-        device = next((device for device in devices if device.type == "cuda"), devices[0] if devices else None)
-    return torch_device(device)
 
 
 @dataclass(frozen=True)
@@ -236,8 +183,8 @@ class Graph:
         """Raises GraphError if a Python value that the function reads has changed; `replay` does it."""
         if (change := self.change()) is not None:
             raise GraphError(
-                f"{change}, but {self._name} was captured with what it was: {self._to_capture_again()}, or keep it in a "
-                "tensor and write that in place"
+                f"{change}, but {self._name} was captured with what it was: {self._to_capture_again()}, or keep it in "
+                "a tensor and write that in place"
             )
 
     def _to_capture_again(self) -> str:
@@ -301,6 +248,7 @@ class Graph:
             RuntimeError: after `reset`.
         """
         self._check_alive()
+        check_tensors((), fn)
         state = self._state if state is None else state
         new = Graph(fn, self.inputs, state, self._generators, self.device, self.pool, warmup, watch=self._watches)
         started = time.perf_counter()
@@ -445,8 +393,8 @@ class Graph:
         for leaf in () if self._part else tree_leaves(outputs):
             if not isinstance(leaf, (torch.Tensor, *SIMPLE)):
                 raise CaptureError(
-                    f"{self._name} returns a value of type {type(leaf).__name__}, which a replay could not fill: return "
-                    "tensors, in any nesting of tuples, lists and dicts"
+                    f"{self._name} returns a value of type {type(leaf).__name__}, which a replay could not fill: "
+                    "return tensors, in any nesting of tuples, lists and dicts"
                 )
 
     def _warm_up(self, warmup):
@@ -531,22 +479,6 @@ class Graph:
         with Uncapturable(self._name, may_draw=not self._part):
             outputs = self._uncompiled()
         self._check_outputs(outputs)
-
-
-@contextlib.contextmanager
-def leaving_no_trace(state, generators):
-    """Afterwards, every tensor in `state` and every generator is as it was."""
-    tensors = [t.detach() for t in tree_leaves(state) if isinstance(t, torch.Tensor)]
-    kept = [t.clone() for t in tensors]
-    random_states = [g.get_state() for g in generators]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for tensor, value in zip(tensors, kept):
-                tensor.copy_(value)
-        for generator, value in zip(generators, random_states):
-            generator.set_state(value)
 
 
 def _tensor_bytes(tree) -> int:

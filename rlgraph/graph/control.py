@@ -6,8 +6,9 @@ import torch
 
 from rlgraph.errors import UsageError
 from rlgraph.graph import bindings
-from rlgraph.graph.capture import Graph, check_tensors, tensors_of
+from rlgraph.graph.capture import Graph
 from rlgraph.graph.recording import RECORDING
+from rlgraph.graph.state import check_tensors, tensors_of
 
 Body = Callable | Sequence["Callable | Conditional"]
 

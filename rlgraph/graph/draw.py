@@ -1,11 +1,10 @@
-"""Pictures of a graph's nodes: Graphviz's DOT, and an SVG that needs no Graphviz.
+"""A graph's nodes in few boxes, and Graphviz's DOT of them; `svg.py` draws them without Graphviz.
 
 Hundreds of nodes are mostly the same few, again and again: what repeats along a chain is drawn once, with its number.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
-from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
 
@@ -16,7 +15,6 @@ LONGEST_REPEATED = 1024  # nodes that are looked for as one repetition
 COLORS = {"kernel": "#dbe9f6", "memcpy": "#fde9c9", "memset": "#ededed", "host": "#f6c1c1"}
 OTHER_COLOR = "#e6dff3"
 TIMES = "\N{MULTIPLICATION SIGN}"
-BOX, ROW, BRACKET, MARGIN = (400, 22), 38, 52, 16  # px: a box; from row to row; room for a bracket; at the edges
 
 
 class Box(NamedTuple):
@@ -99,10 +97,10 @@ def _repetitions(nodes: Sequence[Node], longest: int) -> tuple[list[int], list[i
     return period.tolist(), covered.tolist()
 
 
-def _boxes(items: Sequence[Box | Repeat]) -> Iterator[Box]:
+def boxes(items: Sequence[Box | Repeat]) -> Iterator[Box]:
     for item in items:
         if isinstance(item, Repeat):
-            yield from _boxes(item.items)
+            yield from boxes(item.items)
         else:
             yield item
 
@@ -145,95 +143,3 @@ def _dot_items(items: Sequence[Box | Repeat], number: int, indent: str) -> tuple
 def _quoted(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
-
-
-# ---- SVG
-
-
-def svg(topology: Topology, name: str) -> str:
-    """An SVG: each chain a column of boxes, below those that it waits for; brackets beside what repeats."""
-    folded = chains(topology)
-    lengths = [sum(1 for _ in _boxes(chain.items)) for chain in folded]
-    rows, columns = _layout(folded, lengths)
-    parts = []
-    for chain, length, row, column in zip(folded, lengths, rows, columns):
-        x = MARGIN + column * (BOX[0] + MOST_NESTED * BRACKET)
-        middle, bottom = x + BOX[0] // 2, _top(row + length - 1) + BOX[1]
-        parts += [_svg_box(box, x, _top(row + i)) for i, box in enumerate(_boxes(chain.items))]
-        parts += [
-            _svg_arrow([(middle, _top(row + i) + BOX[1]), (middle, _top(row + i + 1))]) for i in range(length - 1)
-        ]
-        parts += _svg_brackets(chain.items, x + BOX[0], row)[0]
-        for later in chain.after:
-            # Down the own column, which is kept free so far, and over to the other one between two rows.
-            elbow = middle, max(bottom, _top(rows[later] - 1) + BOX[1])
-            target = MARGIN + columns[later] * (BOX[0] + MOST_NESTED * BRACKET) + BOX[0] // 2
-            parts.append(_svg_arrow([(middle, bottom), elbow, (target, _top(rows[later]))]))
-    width = 2 * MARGIN + (max(columns, default=0) + 1) * (BOX[0] + MOST_NESTED * BRACKET)
-    height = _top(max((row + length for row, length in zip(rows, lengths)), default=0)) + MARGIN
-    head = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        'font-family="sans-serif" font-size="11">',
-        f"<title>{escape(name)}</title>",
-        '<defs><marker id="arrow" markerWidth="7" markerHeight="6" refX="7" refY="3" orient="auto">'
-        '<path d="M0,0 L7,3 L0,6 z" fill="#555"/></marker></defs>',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        f'<text x="{MARGIN}" y="{MARGIN + 8}" font-weight="bold">{escape(name)}</text>',
-    ]
-    return "\n".join([*head, *parts, "</svg>", ""])
-
-
-def _layout(folded: list[Chain], lengths: list[int]) -> tuple[list[int], list[int]]:
-    """The first row of each chain, by the longest path to it, and its column."""
-    rows = [0] * len(folded)
-    for i, chain in enumerate(folded):  # each behind those that it waits for
-        for later in chain.after:
-            rows[later] = max(rows[later], rows[i] + lengths[i])
-    columns, free = [0] * len(folded), []  # from which row on a column is free
-    wished = {}
-    for i in sorted(range(len(folded)), key=rows.__getitem__):
-        fitting = [column for column, row in enumerate(free) if row <= rows[i]]
-        column = wished.get(i) if wished.get(i) in fitting else next(iter(fitting), len(free))
-        if column == len(free):
-            free.append(0)
-        columns[i] = column
-        free[column] = max([rows[i] + lengths[i], *(rows[later] for later in folded[i].after)])
-        for later in folded[i].after:  # below the leftmost of those that it waits for
-            wished[later] = min(column, wished.get(later, column))
-    return rows, columns
-
-
-def _top(row: int) -> int:
-    return 2 * MARGIN + row * ROW
-
-
-def _svg_box(box: Box, x: int, y: int) -> str:
-    color = COLORS.get(box.node.kind, OTHER_COLOR)
-    return (
-        f'<g><title>{escape(box.node.name or box.node.kind)}</title><rect x="{x}" y="{y}" width="{BOX[0]}" '
-        f'height="{BOX[1]}" rx="3" fill={quoteattr(color)} stroke="#777"/>'
-        f'<text x="{x + BOX[0] // 2}" y="{y + 15}" text-anchor="middle">{escape(box.label)}</text></g>'
-    )
-
-
-def _svg_arrow(points: list[tuple[int, int]]) -> str:
-    path = " ".join(f"{x},{y}" for x, y in points)
-    return f'<polyline points="{path}" fill="none" stroke="#555" marker-end="url(#arrow)"/>'
-
-
-def _svg_brackets(items: Sequence[Box | Repeat], right: int, row: int) -> tuple[list[str], int, int]:
-    """Brackets at the right of some items; the row behind them, and how deep they are nested: the inner ones first."""
-    parts, deepest = [], 0
-    for item in items:
-        if not isinstance(item, Repeat):
-            row += 1
-            continue
-        inside, after, depth = _svg_brackets(item.items, right, row)
-        x, top, bottom = right + 6 + depth * BRACKET, _top(row), _top(after - 1) + BOX[1]
-        parts += [
-            *inside,
-            f'<path d="M{x - 4},{top} H{x} V{bottom} H{x - 4}" fill="none" stroke="#c0392b"/>',
-            f'<text x="{x + 3}" y="{(top + bottom) // 2 + 4}" fill="#c0392b">{TIMES} {item.count}</text>',
-        ]
-        row, deepest = after, max(deepest, depth + 1)
-    return parts, row, deepest

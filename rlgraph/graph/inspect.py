@@ -62,9 +62,9 @@ class GraphInfo:
 
     def svg(self) -> str:
         """The picture as SVG, drawn without Graphviz. Repetitions in a chain of nodes are drawn once."""
-        from rlgraph.graph import draw
+        from rlgraph.graph import svg
 
-        return draw.svg(self.topology, self.name)
+        return svg.svg(self.topology, self.name)
 
     def __str__(self) -> str:
         sizes = (f"{what} {_bytes(n)}" for what, n in (("inputs", self.input_bytes), ("outputs", self.output_bytes)))

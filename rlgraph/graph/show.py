@@ -1,6 +1,7 @@
 """`rlgraph graph show`: what the CUDA graph of an agent's iteration, or of its rollout, holds."""
 
 import dataclasses
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from rlgraph.terminal import terminal_console
 from rlgraph.train import config_class, default_config, trainer_class
 
 PROGRAM = "rlgraph graph show"
+ENDINGS = ".dot", ".svg"
 USAGE = f"""usage: {PROGRAM} [--env ID] [--agent NAME] [options]
 
 Capture an iteration of an agent, print what its CUDA graph holds, and draw it: a DOT and an SVG
@@ -37,8 +39,8 @@ def options_class(base: type[TrainConfig]) -> type:
         rollout: bool = False
         """Only the rollout in place of the whole iteration."""
         out: str = ""
-        """Where the picture goes, without its ending: OUT.dot and OUT.svg; by default graph-ENV-AGENT here. Files of
-        these names are overwritten."""
+        """Where the picture goes: OUT.dot and OUT.svg; in a folder, or by default here, graph-ENV-AGENT. Files of these
+        names are overwritten."""
         backend: str = "torch"
         """torch: XLA's command buffers cannot be read."""
         # No options: nothing is trained.
@@ -68,19 +70,27 @@ def main(argv: list[str], parse: Callable, values: Callable) -> int:
     _check_that_a_graph_is_captured(options)
     info = _info(agent, options)
     terminal_console().print(str(info), markup=False, highlight=False, soft_wrap=True)
-    for ending, text in ((".dot", info.dot()), (".svg", info.svg())):
+    for ending, text in zip(ENDINGS, (info.dot(), info.svg())):
         Path(f"{path}{ending}").write_text(text, encoding="utf-8")
     print(f"drawn in {path}.dot and {path}.svg")
     return 0
 
 
 def _path(agent: str, options) -> str:
-    """Where the files go, without their ending; that there is such a folder is found out before the capture."""
+    """Where the files go, without their ending; that they can be there is found out before the capture."""
     part = "-rollout" if options.rollout else ""
-    path = options.out or f"graph-{make(options.env).id.replace('/', '-')}-{agent}{part}"
-    if not Path(path).parent.is_dir():
-        raise UsageError(f"no folder {str(Path(path).parent)!r} for the picture: make it, or give another --out")
-    return path
+    usual = f"graph-{make(options.env).id.replace('/', '-')}-{agent}{part}"
+    path = Path(options.out.strip() or usual)
+    if path.is_dir() or options.out.endswith("/"):
+        path = path / usual
+    elif path.suffix in ENDINGS:
+        path = path.with_suffix("")
+    if not path.parent.is_dir():
+        raise UsageError(f"no folder {str(path.parent)!r} for the picture: make it, or give another --out")
+    for file in (f"{path}{ending}" for ending in ENDINGS):
+        if Path(file).is_dir() or not os.access(file if Path(file).exists() else path.parent, os.W_OK):
+            raise UsageError(f"cannot write {file!r}: give another --out")
+    return str(path)
 
 
 def _check_that_a_graph_is_captured(options) -> None:
