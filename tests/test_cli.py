@@ -375,7 +375,7 @@ MISTAKES = {
     "eval nowhere": "'nowhere' is not a run folder: it has no config.json",
     "eval --episodes x nowhere": "option --episodes takes a whole number, not 'x'",
     "eval nowhere --episodes 0": "episodes must be at least 1 and at most 1048576, but is 0",
-    "eval nowhere --episodes 99999999999999999999": "episodes must be at least 1 and at most 1048576, but is 99999999999999999999",
+    "eval nowhere --episodes 1048577": "episodes must be at least 1 and at most 1048576, but is 1048577",
     "eval nowhere --sed 0": "unknown option '--sed'; did you mean --seed?",
     "envs all": "`rlgraph envs` takes no arguments, got 'all'",
 }
