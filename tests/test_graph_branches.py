@@ -162,3 +162,22 @@ def test_gradients_through_branches():
         expected = loss(lambda *functions: [f() for f in functions])
         for a, b in zip(graph.replay(), expected, strict=True):
             torch.testing.assert_close(a, b)
+
+
+@pytest.mark.gpu
+def test_branches_are_on_the_streams_of_no_graph():
+    """On one stream they would share cuBLAS's workspace with a graph that may replay at the same time."""
+    x, seen = torch.ones(64, 64, device="cuda"), set()
+
+    def product():
+        seen.add(torch.cuda.current_stream().cuda_stream)
+        return x @ x
+
+    def forked():
+        return branches(product, lambda: branches(product, product, product), product)
+
+    graphs = [capture(make) for make in 4 * [lambda: x @ x, forked]]
+    own = {graph.pool.stream.cuda_stream for graph in graphs}
+    assert len(own) == len(graphs)
+    assert len(seen) == 4 + 4  # each graph's own, on which its first branch runs, and four others
+    assert len(seen & own) == 4

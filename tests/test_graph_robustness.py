@@ -1,6 +1,7 @@
 """Captures that come and go, fail, run beside each other or beside other work: on a GPU but for the first tests."""
 
 import contextlib
+import functools
 import gc
 import itertools
 import os
@@ -18,7 +19,11 @@ import torch
 
 from rlgraph.graph import capture as module
 from rlgraph.graph import uncapturable
+from rlgraph.graph.branches import branches
 from rlgraph.graph.capture import CaptureError, capture
+from rlgraph.graph.control import while_graph
+from rlgraph.graph.pool import GraphPool
+from rlgraph.graph.relaunch import relaunching
 
 MIB = 1 << 20
 
@@ -168,18 +173,50 @@ def growth(taken):
     return [later - earlier for earlier, later in itertools.pairwise(taken)]
 
 
+def _reset(layer):
+    graph = layer.captured()
+    graph.replay()
+    graph.reset()
+
+
+def _forget(layer):
+    layer.captured().replay()
+
+
+def _loop(layer, make=while_graph):
+    on = torch.ones((), dtype=torch.bool, device="cuda")
+    make(lambda: layer.x.mul_(0.5), on, state=layer.x, most=2).replay()
+
+
+def _pool(layer):
+    pool = GraphPool(torch.nn.functional.relu, sizes=(1, 8))
+    for rows in (8, 1):
+        pool(torch.ones(rows, 4, device="cuda"))
+    pool.reset()
+
+
+def _branches(layer):
+    capture(lambda: branches(lambda: layer.x @ layer.weight, lambda: layer.weight @ layer.weight)).replay()
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("release", ["reset", "forget"])
-def test_a_thousand_captures_leave_no_memory_behind(release):
+@pytest.mark.parametrize(
+    ("once", "times"),
+    [
+        (_reset, 100),
+        (_forget, 100),
+        (_loop, 50),
+        (functools.partial(_loop, make=relaunching), 50),
+        (_pool, 50),
+        (_branches, 50),
+    ],
+)
+def test_a_thousand_captures_leave_no_memory_behind(once, times):
     layer = Layer(0)
 
-    def hundred():
-        for _ in range(100):
-            graph = layer.captured()
-            graph.replay()
-            if release == "reset":
-                graph.reset()
-        del graph
+    def many():
+        for _ in range(times):
+            once(layer)
         gc.collect()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
@@ -189,7 +226,7 @@ def test_a_thousand_captures_leave_no_memory_behind(release):
     gc.collect()
     gc.freeze()  # else each capture goes through all that the process has ever imported
     try:
-        reserved, allocated, host, own, everybody = zip(*(hundred() for _ in range(10)))
+        reserved, allocated, host, own, everybody = zip(*(many() for _ in range(10)))
     finally:
         gc.unfreeze()
     assert max(reserved) == reserved[0]
