@@ -410,7 +410,7 @@ REBOUND = {
     "counts": "count was 1 and is 2",
     "counts_in_an_array": "the hash of Recurrent.counter's elements",
     "appends": "the length of Recurrent.seen was 1 and is 2",
-    "pops": "the length of Recurrent.coming was 3 and is 2",
+    "pops": "coming[2] was 2.0 and is gone",
 }
 
 

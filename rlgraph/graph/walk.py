@@ -17,7 +17,8 @@ from rlgraph.graph.user_code import function_of, is_library, is_library_function
 DEPTH = 16  # attributes of attributes of ...
 MOST = 2000  # values watched
 LOOKS = 20_000  # objects looked into, most of which need not be watched themselves
-LONG = 64  # items of a dict, beyond which they are watched after everything else
+FEW = 8  # elements of a list that are looked at one by one, which takes less for so few
+LONG = 64  # items of a dict or list, beyond which they are looked into after everything else
 LONGEST = 10_000  # elements of a list or set that are watched: 25 ns each
 SMALL = 4096  # bytes of a numpy array whose elements are watched: 2 µs a look
 SIMPLE = (bool, int, float, complex, str, bytes, type(None), range, slice, torch.device, torch.dtype, np.generic)
@@ -222,11 +223,12 @@ class Walk:
         self._get(len, content, f"the length of {name}")
         if type(content).__getitem__ not in (list.__getitem__, collections.deque.__getitem__):
             return
+        if len(content) <= FEW:
+            for i in range(len(content)):
+                self._item(content, i, f"{name}[{i}]", depth)
+            return
         self._elements(content, name)
-        if len(content) > LONG:
-            self._later.append((self._visit_each, content, name, depth))
-        else:
-            self._visit_each(content, name, depth)
+        self._soon_or_later(content, name, depth)
 
     def _elements(self, content, name):
         """All elements by one look. There may be more of them at the end."""
@@ -238,15 +240,18 @@ class Walk:
             self.gets.append((functools.partial(_if_others, then), content, then))
             self.get_names.append(name)
 
+    def _soon_or_later(self, content, name, depth):
+        if len(content) > LONG:
+            self._later.append((self._visit_each, content, name, depth))
+        else:
+            self._visit_each(content, name, depth)
+
     def _visit_each(self, content, name, depth):
         for i, value in enumerate(list(content)):
             self.visit(value, f"{name}[{i}]", depth)
 
     def _tuple(self, content, name, depth):
-        if len(content) > LONG:
-            self._later.append((self._visit_each, content, name, depth))
-        else:
-            self._visit_each(content, name, depth)
+        self._soon_or_later(content, name, depth)
         self._class(type(content), name, depth)
 
     def _set(self, content, name, depth):
