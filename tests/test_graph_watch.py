@@ -1,14 +1,17 @@
 """rlgraph.graph.watch: what a capture has baked in, and a change of it after the capture, or from call to call."""
 
 import argparse
+import contextlib
 import functools
 import gc
+import itertools
 import random
 import re
 import sys
 import threading
 import timeit
 import types
+import warnings
 import weakref
 from dataclasses import dataclass
 
@@ -23,7 +26,8 @@ from rlgraph.graph.control import if_graph
 from rlgraph.graph.host_draws import HostDraws
 from rlgraph.graph.pool import GraphPool
 from rlgraph.graph.user_code import code_that_runs
-from rlgraph.graph.watch import LOOKS, MOST, SMALL, Watched, _Walk
+from rlgraph.graph.walk import LOOKS, MOST, SMALL, Walk
+from rlgraph.graph.watch import Watched
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SCALE, RNG = 1.0, np.random.default_rng(0)
@@ -59,11 +63,11 @@ def _set_global(value):
 
 CHANGES = {
     "Policy.temperature was 1.0 and is 0.5": lambda p: setattr(p, "temperature", 0.5),
-    "Policy.net.0.training was True and is False": lambda p: p.eval(),
+    "Policy.training was True and is False": lambda p: p.eval(),
     "global SCALE was 1.0 and is 2.0": lambda p: _set_global(2.0),
     "SETTINGS.offset was 0.0 and is 1": lambda p: setattr(SETTINGS, "offset", 1),
     "Policy.floor was -1.0 and is -2.0": lambda p: setattr(Policy, "floor", -2.0),
-    "whether there is a Policy.floor of its own": lambda p: setattr(p, "floor", -2.0),
+    "there was no Policy.floor of its own and there is one": lambda p: setattr(p, "floor", -2.0),
     "the length of Policy.history was 1 and is 2": lambda p: p.history.append(1),
     "Policy.history[0] was 1 and is 7": lambda p: p.history.__setitem__(0, 7),
     "Policy.options['clip'] was 5.0 and is 1.0": lambda p: p.options.update(clip=1.0),
@@ -189,6 +193,181 @@ def test_a_learning_rate_of_an_optimiser(device):
     optimizer.param_groups[0]["lr"] = 0.25
     with pytest.raises(GraphError, match=r"optimizer.param_groups\[0\]\['lr'\] was 0.5 and is 0.25"):
         graph.replay()
+
+
+OPTIMIZER_CHANGES = {
+    "optimizer.param_groups is another list": lambda o, w: o.load_state_dict(o.state_dict()),
+    "the length of optimizer.param_groups was 1 and is 2": lambda o, w: o.add_param_group({"params": [w]}),
+    "optimizer.param_groups[0]['params'][0] is another": lambda o, w: o.param_groups[0]["params"].__setitem__(0, w),
+    "optimizer.param_groups[0] is another dict": lambda o, w: o.param_groups.__setitem__(0, dict(o.param_groups[0])),
+    "optimizer.state is another": lambda o, w: setattr(o, "state", o.state.copy()),
+    "optimizer.state[0] is another dict": lambda o, w: o.state.update({p: dict(kept) for p, kept in o.state.items()}),
+    "optimizer.state[0]['exp_avg'] is another": lambda o, w: next(iter(o.state.values())).update(exp_avg=w),
+    "optimizer.state": lambda o, w: o.state.clear(),
+}
+
+
+@pytest.mark.parametrize("message", OPTIMIZER_CHANGES)
+def test_an_optimisers_groups_and_state(message):
+    weight, another = (torch.ones(2, requires_grad=True) for _ in range(2))
+    weight.grad = torch.ones_like(weight)
+    optimizer = torch.optim.Adam([weight], lr=0.5, fused=True)
+    graph = capture(lambda: optimizer.step(), state=weight)  # whose first call makes the state
+    assert graph.change() is None
+    optimizer.state[another] = {}  # later, another parameter's
+    graph.replay()
+    del optimizer.state[another]
+    OPTIMIZER_CHANGES[message](optimizer, another)
+    assert graph.change().startswith(message)
+
+
+class Point:
+    __match_args__ = ("y",)
+
+    def __init__(self):
+        self.x, self.y = 1, 2
+
+
+class Options:
+    """Finds what it does not have elsewhere."""
+
+    def __init__(self):
+        self.held = {"gain": 1.0}
+
+    def __getattr__(self, name):
+        return self.held[name]
+
+
+class Base:
+    kind = 1.0
+
+    def from_base(self, x):
+        return x * self.kind
+
+
+class Looking(Base):
+    __slots__ = ("empty",)  # beside the `__dict__` of Base
+
+    def __init__(self):
+        self.point, self.options, self.net = Point(), Options(), torch.nn.Linear(2, 2)
+        self.active, self.number, self.table = {1, 2}, 1.0, list(range(5000))
+
+    def helper(self, x):
+        return x
+
+    @property
+    def doubled(self):
+        return 2.0
+
+    def __call__(self, x):
+        match self.point:
+            case Point(x=1):
+                x = x + 1
+        match self.point:
+            case Point(2):
+                x = x + 1
+        if hasattr(self, "empty"):
+            x = -x
+        try:
+            x = x + self.late
+        except AttributeError:
+            x = x + 1
+        x = self.from_base(self.helper(x)) * getattr(self, "scale", 1.0) * self.doubled * self.options.gain
+        return self.net(x) * (2 in self.active) * self.number + len(self.table)
+
+
+LOOKED_FOR = {
+    "point.x was 1 and is 2": lambda o: setattr(o.point, "x", 2),
+    "point.y was 2 and is 3": lambda o: setattr(o.point, "y", 3),
+    "there was no Looking.scale": lambda o: setattr(o, "scale", 3.0),
+    "there was no Looking.scale of": lambda o: setattr(Looking, "scale", 3.0),
+    "there was no Looking.late": lambda o: setattr(o, "late", 3.0),
+    "whether there is a Looking.empty was False and is True": lambda o: setattr(o, "empty", 1),
+    "there was no Looking.options.gain": lambda o: setattr(o.options, "gain", 3.0),
+    "there was no Looking.helper": lambda o: setattr(o, "helper", lambda x: 0 * x),
+    "Looking.helper is another function": lambda o: setattr(Looking, "helper", lambda self, x: 0 * x),
+    "Looking.__call__ is another function": lambda o: setattr(Looking, "__call__", lambda self, x: 0 * x),
+    "Looking.doubled is another property": lambda o: setattr(Looking, "doubled", property(lambda self: 3.0)),
+    "Looking.from_base is another function": lambda o: setattr(Base, "from_base", lambda self, x: 0 * x),
+    "there was no Looking.from_base": lambda o: setattr(Looking, "from_base", lambda self, x: 0 * x),
+    "there was no Looking.kind": lambda o: setattr(Looking, "kind", 2.0),
+    "there was no Looking.net.forward": lambda o: setattr(o.net, "forward", lambda x: 0 * x),
+    "there was no hook": lambda o: o.net.register_forward_hook(lambda module, inputs, output: 0 * output),
+    "there was no hook of": lambda o: o.net.register_forward_pre_hook(lambda module, inputs: 0 * inputs[0]),
+    "there was no hook of a module": lambda o: o.net.register_full_backward_hook(lambda module, given, got: None),
+    "what is in Looking.active": lambda o: (o.active.discard(2), o.active.add(3)),
+    "Looking.number was 1.0 and is 1": lambda o: setattr(o, "number", 1),
+    "Looking.number was 1.0 and is True": lambda o: setattr(o, "number", True),
+    "Looking.table[4000] was 4000 and is 1": lambda o: o.table.__setitem__(4000, 1),
+}
+
+
+@pytest.mark.parametrize("message", LOOKED_FOR)
+def test_what_is_looked_for_and_what_runs(message):
+    kept = {kind: dict(vars(kind)) for kind in (Looking, Base)}
+    looking = Looking()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of 5000 elements all are watched
+        warnings.filterwarnings("ignore", message="no CUDA graph")
+        graph = capture(looking, torch.ones(2))
+    looking.unread, looking.point.unread, Looking.unread = 1, 2, 3
+    looking.number, looking.active = 0.5 + 0.5, looking.active  # the same number
+    assert graph.change() is None
+    try:
+        LOOKED_FOR[message](looking)
+        assert graph.change().startswith(message) or f".{message}" in graph.change()
+    finally:
+        for kind, members in kept.items():
+            for key in vars(kind).keys() - members.keys():
+                delattr(kind, key)
+            for key, member in members.items():
+                if vars(kind)[key] is not member:
+                    setattr(kind, key, member)
+
+
+def test_a_hook_that_ran_is_watched_and_a_global_one_is_seen():
+    net, scales = torch.nn.Linear(2, 2), [2.0]
+    handle = net.register_forward_hook(lambda module, inputs, output: output * scales[0])
+    graph = capture(net, torch.ones(2))
+    scales[0] = 3.0
+    assert "scales[0] was 2.0 and is 3.0" in graph.change()
+    graph.update(net)
+    of_all = torch.nn.modules.module.register_module_forward_hook(lambda module, inputs, output: 0 * output)
+    assert graph.change() == "there was no hook of a module and there is one"
+    of_all.remove()
+    assert graph.change() is None
+    handle.remove()
+    assert "_forward_hooks" in graph.change()
+
+
+def test_what_is_another_object_but_the_same():
+    held = types.SimpleNamespace(kinds=frozenset({1, 2}), limit=float("nan"), zero=0.0, pair=(1.0, float("nan")))
+    graph = capture(lambda x: x * held.limit * held.zero * len(held.kinds) * held.pair[1], torch.ones(2))
+    held.kinds, held.limit, held.pair = frozenset([2, 1]), float("nan"), (1.0, float("nan"))
+    assert graph.change() is None
+    held.zero = -0.0  # 1 / zero is another
+    assert graph.change() == "held.zero was 0.0 and is -0.0"
+
+
+def test_a_variable_that_becomes_an_integer():
+    gain = 1.0
+
+    def change():
+        nonlocal gain
+        gain = 1
+
+    graph = capture(lambda x: x * gain, torch.ones(2, dtype=torch.int64))
+    change()
+    assert "variable gain of <lambda> was 1.0 and is 1" in graph.change()
+
+
+@pytest.mark.parametrize("first", [lambda: dict.fromkeys(range(3000)), lambda: [[] for _ in range(12_000)]])
+def test_long_containers_leave_room_and_what_is_left_out_is_said(first):
+    held = types.SimpleNamespace(table=first(), settings=Settings())
+    with pytest.warns(UserWarning, match=r"reads more Python values than are watched: a change of held.table\[\d+\]"):
+        graph = capture(lambda x: x * len(held.table) * held.settings.gain, torch.ones(2))
+    held.settings.gain = 2.0
+    assert "held.settings.gain was 1.0 and is 2.0" in graph.change()
 
 
 class Recurrent:
@@ -337,11 +516,36 @@ def test_generators_that_stand_still_have_not_been_drawn_from():
     generator = torch.Generator()
     draws = HostDraws([("the generator", generator)])
     held = [generator.get_state() for _ in range(3)]  # elsewhere in memory, the same
-    assert draws.drawn_from() is None and len(held) == 3
+    assert draws.drawn_by(pytest.fail) is None and len(held) == 3
     first = torch.rand(1, generator=generator)
-    assert draws.drawn_from() == "the generator"
+    assert draws.drawn_by(lambda: torch.rand(1, generator=generator)) == "the generator"
     draws.put_back()
     assert torch.equal(torch.rand(1, generator=generator), first)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_draws_of_another_thread_are_its_own(fails):
+    """It draws in the first calls, and never again; what it has drawn is not put back."""
+    calls, before = itertools.count(), random.getstate()
+
+    def fn(x):
+        if next(calls) < (1 if fails else 3):  # nobody sees an iterator's place
+            thread = threading.Thread(target=random.random)
+            thread.start()
+            thread.join()
+        return x * float(x.sum()) if fails else x
+
+    with pytest.raises(CaptureError, match="reading a tensor on the host") if fails else contextlib.nullcontext():
+        capture(fn, torch.ones(2))
+    assert random.getstate() != before
+    random.setstate(before)
+
+
+def test_draws_of_the_function_are_put_back_after_any_error():
+    state = random.getstate()
+    with pytest.raises(CaptureError, match="reading a tensor on the host"):
+        capture(lambda x: x * random.random() * float(x.sum()), torch.ones(2))
+    assert random.getstate() == state
 
 
 def test_what_cannot_be_seen():
@@ -423,7 +627,7 @@ def test_of_many_objects_only_the_first_are_watched(held):
 def test_many_objects_in_tuples_are_not_all_looked_into(monkeypatch):
     looked, held = [], tuple((object(),) for _ in range(50_000))
     held = tuple(held[i : i + 1000] for i in range(0, 50_000, 1000))
-    monkeypatch.setattr(_Walk, "_tuple", lambda self, *args, look=_Walk._tuple: (looked.append(0), look(self, *args)))
+    monkeypatch.setattr(Walk, "_tuple", lambda self, *args, look=Walk._tuple: (looked.append(0), look(self, *args)))
     Watched(lambda x: x + len(held))
     assert 1000 < len(looked) < LOOKS
 

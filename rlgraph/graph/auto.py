@@ -1,5 +1,6 @@
 """A function run in the fastest way that is right: as a captured graph, by torch.compile, or operation by operation."""
 
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -174,10 +175,12 @@ class Auto:
         plain = self._run
         with graph_breaks_allowed():
             way = compiled(plain)
+        once = {"state": self._state, "generators": self._generators}
         for run in (plain, way):
-            with putting_back_python(plain, self.device, always=True) as draws:
-                check_that_it_runs(run, *inputs, state=self._state, generators=self._generators)
-                if run is plain and (source := draws.drawn_from()) is not None:
+            call = functools.partial(check_that_it_runs, run, *inputs, **once)
+            with putting_back_python(plain, self.device, call, always=True) as draws:
+                call()
+                if run is plain and (source := draws.drawn_by(call)) is not None:
                     raise CaptureError(f"it draws others than those of {source}")
         return way
 

@@ -136,7 +136,7 @@ class Graph:
         self._watches, self._watched = watch, None
         if not self.captured:
             _say_once_that_nothing_is_captured(device)
-        with PREPARING, putting_back_python(fn, device) if watch else contextlib.nullcontext():
+        with PREPARING, putting_back_python(fn, device, self._call) if watch else contextlib.nullcontext():
             if self.captured:
                 self._capture(pool, warmup)
             else:
@@ -438,7 +438,7 @@ class Graph:
         return self._watched.host_draws()
 
     def _check_what_is_read(self, draws: HostDraws):
-        if (source := draws.drawn_from()) is not None:
+        if (source := draws.drawn_by(self._call)) is not None:
             raise CaptureError(
                 f"{self._name} cannot be captured: it draws from {source}, and every replay would use the same; "
                 "draw from a torch.Generator on the device that is named in `generators`"
@@ -446,6 +446,10 @@ class Graph:
         change = self.change()
         if change is not None and not self._watched.forgives(self._uncompiled):
             raise self._rebound(change)
+
+    def _call(self):
+        with self._leaving_no_trace():
+            self._fn(*self.inputs)
 
     def _uncompiled(self):
         """Call `fn` with what is compiled run uncompiled, and note which code runs. Returns its outputs."""

@@ -71,13 +71,14 @@ class Reads(NamedTuple):
 
     own: frozenset[str]  # attributes of `self`
     attributes: frozenset[str]  # of anything else
+    perhaps: frozenset[str]  # attributes that need not be there: getattr with a default, hasattr, a class in a match
     globals: frozenset[str]
     closure: frozenset[str]
 
 
 @functools.lru_cache(maxsize=4096)
 def reads_of(code: types.CodeType) -> Reads:
-    own, attributes, variables, closure = set(), set(), set(), set()
+    own, attributes, perhaps, variables, closure = set(), set(), set(), set(), set()
     before = None
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
@@ -88,11 +89,17 @@ def reads_of(code: types.CodeType) -> Reads:
             variables.add(instruction.argval)
         elif instruction.opname.startswith(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")):
             closure.add(instruction.argval)
+        elif instruction.opname == "MATCH_CLASS":  # case Point(x=0): the names are the constant before it
+            perhaps |= {*before.argval, *(["__match_args__"] if instruction.argval else [])}
         before = instruction
     if BY_NAME & (own | attributes | variables):
-        attributes |= {const for const in code.co_consts if isinstance(const, str) and const.isidentifier()}
+        perhaps |= {const for const in code.co_consts if isinstance(const, str) and const.isidentifier()}
+    if "AttributeError" in variables:
+        perhaps |= own | attributes
+    attributes |= perhaps
     for inner in (reads_of(const) for const in code.co_consts if isinstance(const, types.CodeType)):
         attributes |= inner.attributes | inner.own
+        perhaps |= inner.perhaps
         variables |= inner.globals
         closure |= inner.closure
-    return Reads(*map(frozenset, (own, attributes, variables, closure)))
+    return Reads(*map(frozenset, (own, attributes, perhaps, variables, closure)))
