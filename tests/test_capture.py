@@ -194,6 +194,16 @@ def _finds(x):
         (_branches, "_local_scalar_dense", "torch.where"),
         (_masks, "masked", "torch.where"),
         (_finds, "nonzero", "torch.where"),
+        (lambda x: x.masked_select(x > 0), "masked_select", "torch.where"),
+        (lambda x: x.__setitem__(x > 1, x[:2]), "masked", "torch.where"),
+        (lambda x: x.unique(), "_unique2", "torch.sort"),
+        (lambda x: x[None].unique(dim=1), "unique_dim", "torch.sort"),
+        (lambda x: x.unique_consecutive(), "unique_consecutive", "torch.sort"),
+        (lambda x: x.long().bincount(), "bincount", "scatter_add_"),
+        (lambda x: x.repeat_interleave(x.long()), "repeat_interleave", "output_size"),
+        (lambda x: x * torch.equal(x, x), "equal", "(a == b).all()"),
+        (lambda x: x * torch.allclose(x, x), "allclose", "torch.isclose"),
+        (lambda x: torch.linalg.inv(x.diag() + 1), "_linalg_check_errors", "inv_ex"),
     ],
 )
 def test_what_cannot_be_captured_is_named_with_its_line_and_its_cure(device, fn, operation, advice):
@@ -206,6 +216,28 @@ def test_what_cannot_be_captured_is_named_with_its_line_and_its_cure(device, fn,
     assert advice in message
     assert "test_capture.py:" in message
     assert capture(lambda x: x + 1, x).replay(x).tolist() == [1, 2, 3, 4]  # and the process goes on
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_looks_like_it_but_can_be_captured(device):
+    x = torch.arange(4.0, device=device)
+    ones = torch.ones(4, dtype=torch.int64, device=device)
+
+    def fill(x):
+        y = x.repeat_interleave(ones, output_size=4)
+        y[y > 1] = 0.5
+        return y
+
+    graph = capture(fill, x)
+    assert graph.replay().tolist() == [0, 1, 0.5, 0.5]
+    assert graph.replay(x - 1).tolist() == [-1, 0, 1, 0.5]
+
+
+def test_a_long_line_is_cut():
+    x = torch.ones(1)
+    with pytest.raises(CaptureError) as error:
+        capture(lambda x: x.item() + 1000000000 + 1000000000 + 1000000000 + 1000000000 + 1000000000 + 1000000000, x)
+    assert str(error.value).endswith("1000000000 + 1000000...)") and len(str(error.value)) < 400
 
 
 def test_without_cuda_it_says_once_that_nothing_is_captured():

@@ -214,7 +214,7 @@ def test_inputs_it_cannot_take_are_refused(device, shapes, message):
     pool = GraphPool(lambda *inputs: [x + 1 for x in inputs], sizes=(1, 8))
     with pytest.raises(UsageError, match=message):
         pool(*(torch.zeros(shape, device=device) for shape in shapes))
-    with pytest.raises(UsageError, match="input 1 of <lambda> is a tensor, not of type list"):
+    with pytest.raises(UsageError, match="input 1 of <lambda> is of type list: an input is a tensor"):
         pool(torch.zeros(2, device=device), [1, 2])
     assert not pool.graphs
     assert pool(torch.ones(2, device=device))[0].tolist() == [2, 2]
@@ -227,18 +227,105 @@ def test_a_function_that_does_not_return_a_row_for_each_is_refused(device, fn):
         GraphPool(fn, sizes=(4,))(torch.zeros(3, 2, device=device))
 
 
+WRONG_SIZES = [(), (0, 4), 5, None, ("4",), [None, 1], (2.5, 4), (True, 4)]
+
+
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"sizes": ()}, "sizes must be"),
-        ({"sizes": (0, 4)}, "sizes must be"),
-        ({"most": 0}, "most must be at least 1"),
+        *[({"sizes": sizes}, "sizes must be batch sizes, whole numbers of 1") for sizes in WRONG_SIZES],
+        *[({"most": most}, "most must be at least 1 graph") for most in (0, 1.5, True, "2")],
         ({"device": "gpuu"}, "unknown device"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(kwargs, message):
     with pytest.raises(UsageError, match=message):
         GraphPool(rowwise, **kwargs)
+
+
+def test_what_makes_no_sense_beside_is_refused():
+    with pytest.raises(UsageError, match="a function of tensors, not a value of type str"):
+        GraphPool("greedy")
+    with pytest.raises(UsageError, match=r"input 0 of <lambda> is sparse: give it as to_dense\(\) makes it"):
+        GraphPool(lambda x: x + 1)(torch.eye(4).to_sparse())
+
+
+# ---- rows that depend on each other
+
+
+class Counting:
+    """Running statistics, of all rows or of those in a mask."""
+
+    def __init__(self, device):
+        self.mean = torch.zeros(2, device=device)
+
+    def of_all(self, x):
+        self.mean.add_(0.1 * (x.mean(0) - self.mean))
+        return x + 1
+
+    def of_some(self, x, valid):
+        mean = (x * valid[:, None]).sum(0) / valid.sum()
+        self.mean.add_(0.1 * (mean - self.mean))
+        return x - mean
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("B", [1, 3, 4])
+@pytest.mark.parametrize(
+    ("fn", "what"),
+    [
+        (lambda device: lambda x: x - x.mean(0), "its results"),
+        (lambda device: lambda x: {"first": x, "rank": x[:, 0].argsort()}, "its results"),
+        (lambda device: torch.nn.BatchNorm1d(2).to(device), "its results"),
+        (lambda device: Counting(device).of_all, "its state"),
+    ],
+)
+def test_a_function_that_mixes_rows_is_refused(fn, what, B, device):
+    fn = fn(device)
+    state = fn if isinstance(fn, torch.nn.Module) else getattr(getattr(fn, "__self__", None), "mean", ())
+    pool = GraphPool(fn, sizes=(4,), state=state)
+    with pytest.raises(UsageError, match=f"mixes rows: what is in the rows that are added changes {what}; leave"):
+        pool(torch.arange(8.0, device=device).reshape(4, 2).flip(0)[:B])
+    assert not pool.graphs
+    assert not getattr(getattr(fn, "__self__", None), "mean", torch.zeros(1)).any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_trial_leaves_no_trace_and_draws_nothing(device):
+    counting, generator = Counting(device), torch.Generator(device).manual_seed(0)
+    direct = torch.Generator(device).manual_seed(0)
+
+    def noisy(x, valid):
+        return counting.of_some(x, valid) + torch.rand(8, 2, generator=generator, device=device)
+
+    pool = GraphPool(noisy, sizes=(8,), state=counting.mean, generators=[generator])
+    x, valid = torch.ones(3, 2, device=device), torch.ones(3, dtype=torch.bool, device=device)
+    for i in range(1, 4):
+        expected = torch.rand(8, 2, generator=direct, device=device)[:3]
+        assert torch.equal(pool(x, valid), expected)
+        torch.testing.assert_close(counting.mean, torch.full((2,), 1 - 0.9**i, device=device))
+        assert [graph.replays for graph in pool.graphs.values()] == [i]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_indices_of_rows_remain_such(device):
+    """What fills the rows that are added for the trial is what was given, and no other number."""
+    table = torch.arange(10.0, device=device)
+    pool = GraphPool(lambda i: table[i[:, 0].long()], sizes=(4,))
+    assert pool(torch.tensor([[9.0], [3.0]], device=device)).tolist() == [9, 3]
+
+
+@pytest.mark.gpu
+def test_inputs_from_the_host_are_copied_before_the_call_is_over():
+    """Also from pinned memory, which a copy could go on reading."""
+    pool = GraphPool(lambda x: x + 1, sizes=(1,), device="cuda")
+    x = torch.zeros(1, 1 << 24, pin_memory=True)
+    pool(x)
+    for i in range(5):
+        x.fill_(i)
+        got = pool(x)
+        x.fill_(-1)  # by the host, which copies and kernels do not wait for
+        assert torch.equal(got, torch.full_like(got, i + 1))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -333,11 +420,14 @@ def _policy(agent, name, device):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("agent", "name"), POLICIES)
-def test_an_evaluation_through_graphs_has_the_returns_of_one_without(agent, name):
+def test_an_evaluation_through_graphs_has_the_returns_of_one_without(agent, name, monkeypatch):
     env, policy = _policy(agent, name, "cuda")
+    sizes, call = [], GraphPool.__call__
+    monkeypatch.setattr(GraphPool, "__call__", lambda pool, obs: (sizes.append(sizes_of(pool)), call(pool, obs))[1])
     direct = evaluate(env, policy.greedy, 50, torch.Generator("cuda").manual_seed(3)).numpy(force=True)
     served = trainer_class(agent, "torch").evaluate_policy(policy, env, 50, seed=3)
     assert served.tolist() == direct.tolist()
+    assert sizes[-1] == [50] and len(sizes) > 1
 
 
 # ---- memory, streams and devices: only on a GPU

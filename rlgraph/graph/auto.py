@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 from rlgraph.errors import CaptureError, GraphError, UsageError, first_line, is_out_of_memory
 from rlgraph.graph.capture import capture
 from rlgraph.graph.compile import compiled, graph_breaks_allowed
-from rlgraph.graph.state import check_tensors, device_of, leaving_no_trace, tensors_of
+from rlgraph.graph.state import check_tensors, device_of, is_count, leaving_no_trace, tensors_of
 from rlgraph.graph.watch import name_of, putting_back_python
 
 T = TypeVar("T")
@@ -96,8 +96,8 @@ class Auto:
     """
 
     def __init__(self, fn, inputs, state, generators, device, most):
-        if most < 1:
-            raise UsageError(f"most must be at least 1 capture, but is {most}")
+        if not is_count(most):
+            raise UsageError(f"most must be at least 1 capture, but is {most!r}")
         check_tensors(inputs, fn)
         self._fn, self._name = fn, name_of(fn)
         self._state, self._generators, self._most = tensors_of(state), generators, most

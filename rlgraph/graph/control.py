@@ -8,7 +8,7 @@ from rlgraph.errors import UsageError
 from rlgraph.graph import bindings
 from rlgraph.graph.capture import Graph
 from rlgraph.graph.recording import RECORDING
-from rlgraph.graph.state import check_tensors, tensors_of
+from rlgraph.graph.state import check_tensors, is_count, tensors_of
 
 Body = Callable | Sequence["Callable | Conditional"]
 
@@ -189,5 +189,5 @@ def _check(condition: torch.Tensor, most: int | None) -> None:
     if condition.numel() != 1 or condition.dtype not in (torch.bool, torch.int32):
         kind = f"{condition.dtype}{list(condition.shape)}"
         raise UsageError(f"a condition is one bool or int32 on the device, not {kind}")
-    if most is not None and most < 1:
-        raise UsageError(f"most must be at least 1, but is {most}")
+    if most is not None and not is_count(most):
+        raise UsageError(f"most must be at least 1, but is {most!r}")

@@ -3,15 +3,16 @@
 import bisect
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from rlgraph.devices import torch_device
 from rlgraph.errors import UsageError
 from rlgraph.graph.capture import Graph, capture
 from rlgraph.graph.recording import pool_bytes
+from rlgraph.graph.state import check_tensors, is_count, leaving_no_trace, tensors_of
 from rlgraph.graph.watch import name_of
 
 SIZES = tuple(2**n for n in range(11))  # 1 to 1024
@@ -35,12 +36,14 @@ class GraphPool:
     graphs of all sizes share one piece of memory. Calls may come from several threads and streams: they take turns.
 
     What it needs: what a capture needs, and rows that do not depend on each other. A sum or a mean over rows, in what
-    `fn` returns or in what it updates in place, counts the added rows too; unless `fn` takes one more input, given as
-    `torch.ones(B, dtype=torch.bool)`, and leaves out the rows where it is False. State of single rows, like that of a
+    `fn` returns or in what it updates in place, would count the added rows too; unless `fn` takes one more input, given
+    as `torch.ones(B, dtype=torch.bool)`, and leaves out the rows where it is False. Two replays after each capture, put
+    back again, try whether other added rows make a difference, which is an error. State of single rows, like that of a
     recurrent policy, is an input and an output. Random numbers are drawn for the added rows as well.
 
-    What it does not do: it keeps no gradients, does not look for such dependence between rows, and does not return the
-    very bits of `fn(*inputs)`, but those of `fn` at the size of the graph: a matrix product may round otherwise there.
+    What it does not do: it keeps no gradients, finds no dependence that the first rows do not show (they may all be
+    zero, like those added), and does not return the very bits of `fn(*inputs)`, but those of `fn` at the size of the
+    graph: a matrix product may round otherwise there.
 
     Where there is no CUDA device it calls `fn` with the same added rows.
 
@@ -60,16 +63,15 @@ class GraphPool:
         device: torch.device | str | None = None,
         most: int | None = None,
     ):
-        self.sizes = sorted(set(sizes))
-        if not self.sizes or self.sizes[0] < 1:
-            raise UsageError(f"sizes must be batch sizes of 1 or more, but are {list(sizes)}")
-        if most is not None and most < 1:
-            raise UsageError(f"most must be at least 1 graph, but is {most}")
+        check_tensors((), fn)
+        self.sizes = _checked_sizes(sizes)
+        if most is not None and not is_count(most):
+            raise UsageError(f"most must be at least 1 graph, but is {most!r}")
         self.graphs: OrderedDict[tuple, Graph] = OrderedDict()
         self.evicted = 0
         self.device = None if device is None else torch_device(device)
         self._fn, self._name = _without_gradients(fn), name_of(fn)
-        self._state, self._generators, self._most = state, tuple(generators), most
+        self._state, self._generators, self._most = tensors_of(state), tuple(generators), most
         self._turn = threading.RLock()
         self._last_stream = None
 
@@ -81,7 +83,7 @@ class GraphPool:
 
         Raises:
             UsageError: an input that is no tensor, no rows, more than the largest size, inputs that differ in their
-                number of rows, or a function that does not return as many rows as it is given.
+                number of rows, or a function that mixes rows or does not return as many as it is given.
             CaptureError: `fn` does something that a graph cannot hold.
             GraphError: a Python value that `fn` reads has changed since a graph was captured; `reset` releases them.
         """
@@ -141,9 +143,7 @@ class GraphPool:
                 self.graphs.popitem()[1].reset()
 
     def _rows(self, inputs) -> int:
-        for i, given in enumerate(inputs):
-            if not isinstance(given, torch.Tensor):
-                raise UsageError(f"input {i} of {self._name} is a tensor, not of type {type(given).__name__}")
+        check_tensors(inputs, self._fn)
         counts = [given.shape[0] if given.dim() else None for given in inputs]
         if not counts or None in counts or len(set(counts)) > 1:
             shapes = ", ".join(str(list(given.shape)) for given in inputs)
@@ -167,9 +167,45 @@ class GraphPool:
         examples = [given.new_zeros((size, *given.shape[1:]), device=self.device) for given in inputs]
         _fill(examples, inputs)
         pool = next(iter(self.graphs.values())).pool if self.graphs else None
-        return capture(
+        graph = capture(
             self._fn, *examples, state=self._state, generators=self._generators, device=self.device, pool=pool
         )
+        try:
+            self._check_rows(graph, size, inputs)
+        except BaseException:
+            graph.reset()
+            raise
+        graph.replays = 0
+        return graph
+
+    def _check_rows(self, graph: Graph, size: int, inputs) -> None:
+        """Raises UsageError if what is in the added rows makes a difference: zeros, or rows like those given."""
+        if size == 1:
+            return
+        rows = min(len(inputs[0]), size - 1)
+        given = [each[:rows] for each in inputs]
+        zeros = self._tried(graph, size, given, [])
+        others = self._tried(graph, size, given, [each for each in graph.inputs if each.dtype != torch.bool])
+        for what, before, after in zip(("its results", "its state"), zeros, others):
+            if not all(map(_close, before, after)):
+                raise UsageError(
+                    f"{self._name} mixes rows: what is in the rows that are added changes {what}; leave them out by "
+                    "one more input, torch.ones(B, dtype=torch.bool), which is False there, or eval() a BatchNorm"
+                )
+
+    def _tried(self, graph: Graph, size: int, given, filled) -> tuple[list, list]:
+        """Results and state of a replay, with rows of zeros added; in the inputs `filled`, with copies of the given.
+
+        Copies, since other numbers could be what the function cannot take, such as an index beyond a table.
+        """
+        rows = len(given[0])
+        with leaving_no_trace((self._state, graph.inputs), self._generators):
+            _fill(graph.inputs, given)
+            for buffer in filled:
+                buffer[rows:] = buffer[torch.arange(size - rows, device=buffer.device) % rows]
+            outputs = tree_map(lambda output: self._first(rows, size, output), graph.replay())
+            state = [tensor.detach().clone() for tensor in self._state]
+        return [output for output in tree_leaves(outputs) if isinstance(output, torch.Tensor)], state
 
     def _first(self, rows, size, output):
         if not isinstance(output, torch.Tensor):
@@ -198,7 +234,22 @@ def _without_gradients(fn) -> Callable:
     return run
 
 
+def _checked_sizes(sizes) -> list[int]:
+    if not isinstance(sizes, Iterable) or not (given := list(sizes)) or not all(map(is_count, given)):
+        raise UsageError(f"sizes must be batch sizes, whole numbers of 1 or more, but are {sizes!r}")
+    return sorted(set(given))
+
+
+def _close(before: torch.Tensor, after: torch.Tensor) -> bool:
+    """Up to what sums of floats in another order may differ by."""
+    if not before.is_floating_point() or not before.numel():
+        return torch.equal(before, after)
+    scale = before.detach().nan_to_num(posinf=0, neginf=0).abs().max().item()
+    return torch.allclose(before, after, rtol=0, atol=1e-3 * scale + 1e-12, equal_nan=True)
+
+
 def _fill(buffers, inputs) -> None:
     for buffer, given in zip(buffers, inputs):
-        buffer[: len(given)].copy_(given.detach(), non_blocking=True)
+        # From the host it is waited for: its owner may write the next observations to it at once.
+        buffer[: len(given)].copy_(given.detach(), non_blocking=given.is_cuda)
         buffer[len(given) :].zero_()

@@ -1,6 +1,7 @@
 """The tensors that a captured function is given and updates in place."""
 
 import contextlib
+import numbers
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -12,7 +13,7 @@ from rlgraph.graph.watch import name_of
 
 
 def check_tensors(inputs: Sequence, fn: Callable) -> None:
-    """Raises UsageError where an input of `fn` is none, and where `fn` is no function."""
+    """Raises UsageError where an input of `fn` is no tensor, or a sparse one, and where `fn` is no function."""
     if not callable(fn):
         raise UsageError(f"what is captured is a function of tensors, not a value of type {type(fn).__name__}")
     for i, given in enumerate(inputs):
@@ -21,6 +22,13 @@ def check_tensors(inputs: Sequence, fn: Callable) -> None:
                 f"input {i} of {name_of(fn)} is of type {type(given).__name__}: an input is a tensor; bind what is "
                 "none, and does not change, with functools.partial"
             )
+        if given.layout != torch.strided:
+            raise UsageError(f"input {i} of {name_of(fn)} is sparse: give it as to_dense() makes it")
+
+
+def is_count(value: object) -> bool:
+    """A whole number of at least 1."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= 1
 
 
 def tensors_of(state: object) -> list[torch.Tensor]:

@@ -19,7 +19,15 @@ UNCAPTURABLE = {
     "nonzero": "the shape of nonzero's result depends on data; use torch.where(mask, a, b) or a masked sum",
     "masked": "indexing by a boolean mask gives a shape that depends on data; use torch.where(mask, a, b)",
     "masked_select": "its shape depends on data; use torch.where(mask, a, b)",
-    "_unique2": "its shape depends on data; use a fixed-size torch.sort or torch.bincount(minlength=...)",
+    **dict.fromkeys(
+        ("_unique2", "unique_dim", "unique_consecutive"), "its shape depends on data; use a fixed-size torch.sort"
+    ),
+    "bincount": "its size depends on data; use torch.zeros(n).scatter_add_(0, x, ones)",
+    "repeat_interleave": "its size depends on data; give it as output_size",
+    "equal": "comparing on the host waits for the GPU; keep (a == b).all() in a tensor",
+    "allclose": "comparing on the host waits for the GPU; keep torch.isclose(a, b).all() in a tensor",
+    "_linalg_check_errors": "looking for errors on the host waits for the GPU; use torch.linalg.inv_ex, solve_ex and "
+    "the like",
     "copy to host": "a copy to the host waits for the GPU; copy after replay(), outside the captured function",
 }
 # What a graph inside another one cannot hold beside: `replay` alone tells torch's generators to advance.
@@ -50,14 +58,26 @@ class Uncapturable(TorchDispatchMode):
 
 def _uncapturable(func, args, kwargs) -> str | None:
     name = func.overloadpacket.__name__
-    if name in ("index", "index_put", "index_put_") and any(
-        isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1]
-    ):
+    if name in ("index", "index_put", "index_put_") and any(map(_is_mask, args[1])) and not _is_a_fill(name, args):
         name = "masked"
     to = kwargs.get("device")
     if name == "_to_copy" and to is not None and torch.device(to).type == "cpu" and args[0].is_cuda:
         name = "copy to host"
+    if name == "repeat_interleave" and kwargs.get("output_size") is not None:
+        return None
     return f"{name}: {UNCAPTURABLE[name]}," if name in UNCAPTURABLE else None
+
+
+def _is_mask(index) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def _is_a_fill(name, args) -> bool:
+    """x[mask] = number, which torch runs as a masked_fill."""
+    if name == "index" or len(args) > 3:
+        return False
+    indices, value = [index for index in args[1] if index is not None], args[2]
+    return len(indices) == 1 and value.device.type == "cpu" and value.numel() == 1
 
 
 def line_of(error: BaseException | None) -> str:
@@ -67,7 +87,9 @@ def line_of(error: BaseException | None) -> str:
     outside = [frame for frame in frames if not frame.filename.startswith(inside)]
     if not outside:
         return "an unknown line"
-    return f"{outside[-1].filename}:{outside[-1].lineno} ({outside[-1].line})"
+    frame, most = outside[-1], 100
+    line = frame.line if len(frame.line) <= most else f"{frame.line[:most]}..."
+    return f"{frame.filename}:{frame.lineno} ({line})"
 
 
 @contextlib.contextmanager
