@@ -201,7 +201,7 @@ def _finds(x):
         (lambda x: x.unique_consecutive(), "unique_consecutive", "torch.sort"),
         (lambda x: x.long().bincount(), "bincount", "scatter_add_"),
         (lambda x: x.repeat_interleave(x.long()), "repeat_interleave", "output_size"),
-        (lambda x: x * torch.equal(x, x), "equal", "(a == b).all()"),
+        (lambda x: x * torch.equal(x, x + 0), "equal", "(a == b).all()"),
         (lambda x: x * torch.allclose(x, x), "allclose", "torch.isclose"),
         (lambda x: torch.linalg.inv(x.diag() + 1), "_linalg_check_errors", "inv_ex"),
     ],
