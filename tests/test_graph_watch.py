@@ -22,9 +22,10 @@ import torch
 from rlgraph.errors import CaptureError, GraphError
 from rlgraph.graph.auto import auto
 from rlgraph.graph.capture import capture
-from rlgraph.graph.control import if_graph
+from rlgraph.graph.control import if_graph, while_graph
 from rlgraph.graph.host_draws import HostDraws
 from rlgraph.graph.pool import GraphPool
+from rlgraph.graph.relaunch import launch_beside, relaunching
 from rlgraph.graph.user_code import code_that_runs
 from rlgraph.graph.walk import LOOKS, MOST, SMALL, Walk
 from rlgraph.graph.watch import Watched
@@ -657,16 +658,26 @@ def test_unwatched_nothing_is_noticed():
     graph.replay()
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_change_under_a_branch_on_the_device(device):
+MADE = {
+    "a loop": lambda body, on, watch: while_graph(body, on, state=on, most=1, watch=watch),
+    "a branch": lambda body, on, watch: if_graph(on, body, watch=watch),
+    "a launch from the device": lambda body, on, watch: relaunching(body, on, most=1, watch=watch),
+    "a launch beside": lambda body, on, watch: launch_beside(on, body, lambda: on.fill_(True), watch=watch),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("made", MADE)
+def test_a_change_under_what_the_device_decides(made, device):
     policy, x, on = Policy(device), torch.ones(3, device=device), torch.ones((), dtype=torch.bool, device=device)
     total = torch.zeros((), device=device)
     with torch.no_grad():
-        branch = if_graph(on, lambda: total.add_(policy(x).sum()), state=total)
-        branch.replay()
+        watched, unwatched = (MADE[made](lambda: total.add_(policy(x).sum()), on, watch) for watch in (True, False))
+        watched.replay()
         policy.temperature = 0.5
-        with pytest.raises(GraphError, match=r"policy.temperature was 1.0 and is 0.5"):
-            branch.replay()
+        with pytest.raises(GraphError, match=r"policy.temperature was 1.0 and is 0.5.*make the loop or branch anew"):
+            watched.replay()
+        unwatched.replay()
 
 
 def test_a_profiler_goes_on_after_a_capture_and_other_threads_are_left_alone():

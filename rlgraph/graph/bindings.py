@@ -405,6 +405,13 @@ def cubin(source: bytes, architecture: str) -> bytes:
 
     program = call(nvrtc, "nvrtcCreateProgram", source, b"decide.cu", 0, [], [])
     try:
+        return _compiled(nvrtc, program, architecture)
+    finally:
+        call(nvrtc, "nvrtcDestroyProgram", program)
+
+
+def _compiled(nvrtc, program, architecture: str) -> bytes:
+    try:
         call(nvrtc, "nvrtcCompileProgram", program, 1, [f"--gpu-architecture={architecture}".encode()])
     except GraphError as error:
         log = b" " * call(nvrtc, "nvrtcGetProgramLogSize", program)

@@ -72,7 +72,7 @@ class Decided:
     NEEDS: tuple[int, str]  # the oldest CUDA, and for what
     MADE_BY: str  # the public functions
 
-    def __init__(self, body, condition, state, most, loop, watch=True):
+    def __init__(self, body, condition, state, most, loop, watch):
         _check(condition, most)
         self.device = condition.device
         self._condition, self._loop = condition, loop

@@ -15,6 +15,7 @@ def relaunching(
     *,
     state: object = (),
     most: int | None = None,
+    watch: bool = True,
 ) -> "Relaunching":
     """A loop in one launch, as `while_graph`: a graph whose last kernel launches it again while the condition holds.
 
@@ -24,7 +25,7 @@ def relaunching(
     Args:
         body: a function without arguments, as `while_graph` takes it, or a sequence of them, which run one after the
             other; loops and branches are no part of it.
-        condition, state, most: as for `while_graph`.
+        condition, state, most, watch: as for `while_graph`.
 
     What it needs: a driver for CUDA 12.0 or later and the package cuda-bindings. The body may hold kernels, and copies
     and fills within the device, all of one device, and no conditional nodes.
@@ -37,7 +38,7 @@ def relaunching(
         GraphError: the driver or cuda-bindings does not offer it, or CUDA does not let kernels launch this body; the
             message says why.
     """
-    return Relaunching(body, condition, state, most)
+    return Relaunching(body, condition, state, most, watch)
 
 
 def launch_beside(
@@ -47,6 +48,7 @@ def launch_beside(
     *,
     first: Callable | None = None,
     state: object = (),
+    watch: bool = True,
 ) -> "Beside":
     """In one launch: `first()`; if the predicate holds, start `aside()` and do not wait for it; `body()`.
 
@@ -60,12 +62,12 @@ def launch_beside(
             write, nor may it write what `body` reads. That is not checked; `first` is the place to copy it.
         body: a function without arguments, which runs in any case.
         first: another one, which runs before the predicate is looked at.
-        state: every tensor that the functions update in place, see `capture`.
+        state, watch: as for `while_graph`.
 
     What it needs, what it does not do, errors: those of `relaunching`; the limits on what a graph may hold are for
     `aside` alone. Without CUDA `aside` runs before `body`.
     """
-    return Beside(first, predicate, aside, body, state)
+    return Beside(first, predicate, aside, body, state, watch)
 
 
 class _Launching(Decided):
@@ -73,8 +75,8 @@ class _Launching(Decided):
 
     NEEDS = bindings.DEVICE_LAUNCH, "a launch from the device"
 
-    def __init__(self, body, condition, state, most, loop):
-        super().__init__(body, condition, state, most, loop)
+    def __init__(self, body, condition, state, most, loop, watch):
+        super().__init__(body, condition, state, most, loop, watch)
         self._error = torch.zeros((), dtype=torch.int32, device=self.device)
 
     def iterations(self) -> int:
@@ -98,8 +100,8 @@ class Relaunching(_Launching):
 
     MADE_BY = "relaunching"
 
-    def __init__(self, body, condition, state, most):
-        super().__init__(body, condition, state, most, loop=True)
+    def __init__(self, body, condition, state, most, watch):
+        super().__init__(body, condition, state, most, True, watch)
         self._build()
 
     def _built(self) -> bindings.Handmade:
@@ -118,8 +120,8 @@ class Beside(_Launching):
 
     MADE_BY = "launch_beside"
 
-    def __init__(self, first, predicate, aside, body, state):
-        super().__init__(aside, predicate, state, None, loop=False)
+    def __init__(self, first, predicate, aside, body, state, watch):
+        super().__init__(aside, predicate, state, None, False, watch)
         # In memory of their own: `aside` runs at the same time.
         self._first = [] if first is None else [self._part(first, [])]
         self._body = [self._part(body, self._first)]
