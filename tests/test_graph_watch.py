@@ -331,6 +331,35 @@ def test_what_is_looked_for_and_what_runs(message):
                     setattr(kind, key, member)
 
 
+def _scaled(x, by=1.0, *, more=1.0):
+    return x * by * more
+
+
+CHANGES_OF_A_FUNCTION = {
+    "__code__": (lambda x, by=1.0, *, more=1.0: x).__code__,
+    "__defaults__": (2.0,),
+    "__kwdefaults__": {"more": 2.0},
+}
+
+
+@pytest.mark.parametrize("part", CHANGES_OF_A_FUNCTION)
+def test_a_functions_own_parts(part):
+    before, graph = getattr(_scaled, part), capture(_scaled, torch.ones(2))
+    try:
+        setattr(_scaled, part, CHANGES_OF_A_FUNCTION[part])
+        assert f"_scaled.{part}" in graph.change()
+    finally:
+        setattr(_scaled, part, before)
+
+
+@pytest.mark.parametrize("layers", [0, 1])
+def test_a_layer_that_is_added(layers):
+    net = torch.nn.Sequential(*[torch.nn.ReLU() for _ in range(layers)])
+    graph = capture(net, torch.ones(2))
+    net.append(torch.nn.ReLU())
+    assert graph.change() == f"the number of modules in Sequential was {layers} and is {layers + 1}"
+
+
 def test_a_hook_that_ran_is_watched_and_a_global_one_is_seen():
     net, scales = torch.nn.Linear(2, 2), [2.0]
     handle = net.register_forward_hook(lambda module, inputs, output: output * scales[0])
@@ -545,6 +574,19 @@ def test_draws_of_another_thread_are_its_own(fails):
         capture(fn, torch.ones(2))
     assert random.getstate() != before
     random.setstate(before)
+
+
+def test_draws_of_a_first_call_alone_are_put_back_after_an_error():
+    held, state = {}, random.getstate()
+
+    def fn(x):
+        if not held:
+            held["number"] = random.random()
+        return x * held["number"] * float(x.sum())
+
+    with pytest.raises(CaptureError, match="reading a tensor on the host"):
+        capture(fn, torch.ones(2))
+    assert random.getstate() == state and not held
 
 
 def test_draws_of_the_function_are_put_back_after_any_error():

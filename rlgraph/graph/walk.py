@@ -145,6 +145,9 @@ class Walk:
         for default in fn.__defaults__ or ():
             self.visit(default, f"a default of {fn.__name__}", depth)
         self.visit(fn.__kwdefaults__, f"a default of {fn.__name__}", depth)
+        for part in ("__code__", "__defaults__", "__kwdefaults__"):
+            if getattr(fn, part):  # without defaults each call gives all arguments
+                self._get(operator.attrgetter(part), fn, f"{name}.{part}")
         self._attributes(fn, fn.__dict__, name, depth)
         self._absent(fn.__dict__, (), name)
         self._wrapped(fn, name, depth)
@@ -287,6 +290,8 @@ class Walk:
             self._contents.append((content, dict(content)))
             for key in list(content):
                 self._item(content, key, f"{name}.{key}", depth)
+        if module._modules or isinstance(module, (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)):
+            self._get(len, module._modules, f"the number of modules in {name}")
 
     def _hooks(self, module, name, depth):
         """What `module(...)` runs beside: torch reads `forward` and hooks by their names. Of a module that has run."""

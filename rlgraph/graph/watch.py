@@ -34,7 +34,7 @@ class Watched:
     raises when it is looked at, or a dict or list whose class has a `__getitem__` of its own; not at the elements of a
     numpy array of more than SMALL bytes; not beyond DEPTH, MOST, LOOKS and LONGEST, and a warning says what the first
     thing there is; not at keys added to a dict, which may be a cache; not at attributes whose name is in no code that
-    ran, as it is put together; not at an exchanged `__class__`, `__dict__`, `__code__` or `__defaults__`, a replaced
+    ran, as it is put together; not at an exchanged `__class__` or `__dict__`, a replaced
     class, module or function of a library, a global that hides a builtin, or hooks of tensors and optimisers; not at
     what only code in other threads reads, such as the backward of an autograd.Function on a GPU; and not at a tensor
     whose memory is exchanged by `tensor.data = ...`, but for the first parameter of a module, which tells
@@ -142,7 +142,7 @@ def putting_back_python(fn: Callable, device: torch.device, call: Callable, alwa
         yield draws
         done = not always
     except Exception:
-        draws.drawn_by(call)
+        draws.drawn_by(lambda: (walk.put_back(), call()))  # from where the first one began
         raise
     finally:
         if not done:
