@@ -154,11 +154,11 @@ def _reaching_into_everything():
     by = {"factor": 1.0}
     changes = {
         "variable count of scaled was 0 and is 1": count_on,
-        "by']['factor'] was 1.0 and is 2.0": lambda: by.update(factor=2.0),
+        "by['factor'] was 1.0 and is 2.0": lambda: by.update(factor=2.0),
         "args.gain was 1.0 and is 2.0": lambda: setattr(args, "gain", 2.0),
         "fixed.settings.gain was 1.0 and is 2.0": lambda: setattr(fixed.settings, "gain", 2.0),
         "slotted.unit was 1.0 and is 2.0": lambda: setattr(slotted, "unit", 2.0),
-        "gain was 1.0 and is 3.0": lambda: setattr(sizes[0], "gain", 3.0),
+        "more[0].gain was 1.0 and is 3.0": lambda: setattr(sizes[0], "gain", 3.0),
     }
     return functools.partial(scaled, by=by), changes, lambda: setattr(args, "unused", 2)
 

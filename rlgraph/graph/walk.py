@@ -125,8 +125,10 @@ class Walk:
 
     def _partial(self, partial, name, depth):
         self.visit(partial.func, name, depth)
-        self.visit(partial.args, f"arguments of {name}", depth)
-        self.visit(partial.keywords, f"arguments of {name}", depth)
+        for i, value in enumerate(partial.args):
+            self.visit(value, f"argument {i} of {name}", depth)
+        for key in partial.keywords:
+            self._item(partial.keywords, key, f"argument {key} of {name}", depth, key)
 
     def _method(self, method, name, depth):
         self.visit(method.__func__, name, depth)
@@ -142,9 +144,11 @@ class Walk:
         for variable, cell in zip(fn.__code__.co_freevars, fn.__closure__ or ()):
             if variable in reads.closure and cell != types.CellType():
                 self._by_getattr(cell, "cell_contents", f"variable {variable} of {fn.__name__}", depth, variable)
-        for default in fn.__defaults__ or ():
-            self.visit(default, f"a default of {fn.__name__}", depth)
-        self.visit(fn.__kwdefaults__, f"a default of {fn.__name__}", depth)
+        arguments = fn.__code__.co_varnames[: fn.__code__.co_argcount]
+        for argument, default in zip(reversed(arguments), reversed(fn.__defaults__ or ())):
+            self.visit(default, argument, depth)
+        for argument in fn.__kwdefaults__ or ():
+            self._item(fn.__kwdefaults__, argument, f"default {argument} of {fn.__name__}", depth, argument)
         for part in ("__code__", "__defaults__", "__kwdefaults__"):
             if getattr(fn, part):  # without defaults each call gives all arguments
                 self._get(operator.attrgetter(part), fn, f"{name}.{part}")
