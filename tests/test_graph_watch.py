@@ -352,6 +352,13 @@ def test_a_functions_own_parts(part):
         setattr(_scaled, part, before)
 
 
+def test_what_a_default_holds():
+    held = types.SimpleNamespace(gain=1.0)
+    graph = capture(lambda x, settings=held: x * settings.gain, torch.ones(2))
+    held.gain = 2.0
+    assert graph.change() == "settings.gain was 1.0 and is 2.0"
+
+
 @pytest.mark.parametrize("layers", [0, 1])
 def test_a_layer_that_is_added(layers):
     net = torch.nn.Sequential(*[torch.nn.ReLU() for _ in range(layers)])

@@ -30,15 +30,15 @@ class Watched:
     nor a method or class value that was read, in the object or a nearer class, nor a hook of a module that ran.
 
     What it does not do: it does not look into objects of Python, numpy and torch (see `user_code.LIBRARIES`), so not at
-    an iterator's place, the items of a bytearray or an `array.array`, `os.environ`, nor at torch's own settings, such as
-    the default dtype or autocast; nor into an object that
-    raises when it is looked at, or a dict or list whose class has a `__getitem__` of its own; not at the elements of a
-    numpy array of more than SMALL bytes; not beyond DEPTH, MOST, LOOKS and LONGEST, and a warning says what the first
-    thing there is; not at keys added to a dict, which may be a cache; not at attributes whose name is in no code that
-    ran, as it is put together; not at an exchanged `__class__` or `__dict__`, a replaced class, module or function of a library, a global that hides a builtin, or hooks of tensors and optimisers; not at
-    what only code in other threads reads, such as the backward of an autograd.Function on a GPU; and not at a tensor
-    whose memory is exchanged by `tensor.data = ...`, but for the first parameter of a module, which tells
-    `module.half()`.
+    an iterator's place, the items of a bytearray or an `array.array`, `os.environ`, nor at torch's own settings, such
+    as the default dtype or autocast; nor into an object that raises when it is looked at, or a dict or list whose class
+    has a `__getitem__` of its own; not at the elements of a numpy array of more than SMALL bytes; not beyond DEPTH,
+    MOST, LOOKS and LONGEST, and a warning says what the first thing there is; not at keys added to a dict, which may be
+    a cache; not at attributes whose name is in no code that ran, as it is put together; not at an exchanged `__class__`
+    or `__dict__`, a replaced class, module or function of a library, a global that hides a builtin, or hooks of tensors
+    and optimisers; not at what only code in other threads reads, such as the backward of an autograd.Function on a GPU;
+    and not at a tensor whose memory is exchanged by `tensor.data = ...`, but for the first parameter of a module, which
+    tells `module.half()`.
 
     Args:
         fn: the function.
