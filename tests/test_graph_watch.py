@@ -406,8 +406,10 @@ def test_a_variable_that_becomes_an_integer():
 @pytest.mark.parametrize("first", [lambda: dict.fromkeys(range(3000)), lambda: [[] for _ in range(12_000)]])
 def test_long_containers_leave_room_and_what_is_left_out_is_said(first):
     held = types.SimpleNamespace(table=first(), settings=Settings())
-    with pytest.warns(UserWarning, match=r"reads more Python values than are watched: a change of held.table\[\d+\]"):
+    left_out = r"reads more Python values than are watched: a change of held.table\[\d+\]"
+    with pytest.warns(UserWarning, match=left_out) as warned:
         graph = capture(lambda x: x * len(held.table) * held.settings.gain, torch.ones(2))
+    assert {warning.filename for warning in warned} == {__file__}
     held.settings.gain = 2.0
     assert "held.settings.gain was 1.0 and is 2.0" in graph.change()
 

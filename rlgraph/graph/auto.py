@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -13,6 +12,7 @@ from rlgraph.errors import CaptureError, GraphError, UsageError, first_line, is_
 from rlgraph.graph.capture import capture
 from rlgraph.graph.compile import compiled, graph_breaks_allowed
 from rlgraph.graph.state import check_tensors, device_of, is_count, leaving_no_trace, tensors_of
+from rlgraph.graph.user_code import warn
 from rlgraph.graph.watch import name_of, putting_back_python
 
 T = TypeVar("T")
@@ -187,7 +187,7 @@ class Auto:
     def _say_once(self, about, line):
         if about not in self._said:
             self._said.add(about)
-            warnings.warn(line, stacklevel=4)
+            warn(line)
 
 
 def _can_capture(device) -> bool:

@@ -2,9 +2,7 @@
 
 import contextlib
 import functools
-import sys
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -30,7 +28,7 @@ from rlgraph.graph.recording import (
 )
 from rlgraph.graph.state import check_tensors, device_of, leaving_no_trace, tensors_of
 from rlgraph.graph.uncapturable import Uncapturable, line_of, synchronising_is_an_error_in_this_thread
-from rlgraph.graph.user_code import code_that_runs
+from rlgraph.graph.user_code import code_that_runs, warn
 from rlgraph.graph.watch import SIMPLE, Watched, name_of, putting_back_python
 
 
@@ -493,8 +491,4 @@ def _tensor_bytes(tree) -> int:
 
 @functools.cache
 def _say_once_that_nothing_is_captured(device: torch.device) -> None:
-    frame, level = sys._getframe(), 1
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("rlgraph."):
-        frame, level = frame.f_back, level + 1
-    message = f"no CUDA graph on {device.type}: the function is run directly, with the same buffers"
-    warnings.warn(message, stacklevel=level)
+    warn(f"no CUDA graph on {device.type}: the function is run directly, with the same buffers")

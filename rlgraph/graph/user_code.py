@@ -6,6 +6,7 @@ import functools
 import inspect
 import sys
 import types
+import warnings
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,14 @@ import torch
 LIBRARIES = {"torch", "functorch", "numpy", "triton", "cuda", "jax", "gymnasium", "array_api_compat"}
 BASE = torch.nn.Module.__module__
 BY_NAME = {"getattr", "hasattr", "vars", "attrgetter", "__dict__"}  # attributes may be read by a string's name
+
+
+def warn(message: str) -> None:
+    """A warning at the line that called this package, from however deep in it."""
+    frame, level = sys._getframe(), 1
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("rlgraph."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 import contextlib
 import operator
 import types
-import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from rlgraph.graph.host_draws import HostDraws
-from rlgraph.graph.user_code import reads_of
+from rlgraph.graph.user_code import reads_of, warn
 from rlgraph.graph.walk import MISSING, SIMPLE, Walk, name_of, short
 
 GONE = (LookupError, AttributeError, ValueError)  # how a container, an object and a variable say it
@@ -33,7 +32,7 @@ class Watched:
     an iterator's place, the items of a bytearray or an `array.array`, `os.environ`, nor at torch's own settings, such
     as the default dtype or autocast; nor into an object that raises when it is looked at, or a dict or list whose class
     has a `__getitem__` of its own; not at the elements of a numpy array of more than SMALL bytes; not beyond DEPTH,
-    MOST, LOOKS and LONGEST, and a warning says what the first thing there is; not at keys added to a dict, which may be
+    MOST, LOOKS and LONGEST, and a warning names the first thing beyond; not at keys added to a dict, which may be
     a cache; not at attributes whose name is in no code that ran, as it is put together; not at an exchanged `__class__`
     or `__dict__`, a replaced class, module or function of a library, a global that hides a builtin, or hooks of tensors
     and optimisers; not at what only code in other threads reads, such as the backward of an autograd.Function on a GPU;
@@ -58,10 +57,9 @@ class Watched:
         self._hooks = walk.hooks
         self._generators = walk.generators
         if (name := walk.left_out()) is not None:
-            warnings.warn(
+            warn(
                 f"{name_of(fn)} reads more Python values than are watched: a change of {name}, and of what comes after "
-                "it, will not be noticed; keep what changes in tensors",
-                stacklevel=2,
+                "it, will not be noticed; keep what changes in tensors"
             )
 
     def __len__(self):
