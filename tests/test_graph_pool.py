@@ -10,7 +10,7 @@ import torch
 
 from rlgraph.errors import UsageError
 from rlgraph.graph.capture import CaptureError, capture
-from rlgraph.graph.pool import SIZES, GraphPool
+from rlgraph.graph.pool import SIZES, GraphPool, _fill
 from rlgraph.registry import make
 from rlgraph.rollout.torch import evaluate
 from rlgraph.train import default_config, trainer_class
@@ -288,6 +288,78 @@ def test_a_function_that_mixes_rows_is_refused(fn, what, B, device):
         pool(torch.arange(8.0, device=device).reshape(4, 2).flip(0)[:B])
     assert not pool.graphs
     assert not getattr(getattr(fn, "__self__", None), "mean", torch.zeros(1)).any()
+
+
+MEAN_AWAY = [
+    (lambda x: x - x.mean(0), [[0.0], [1.0], [2.0]]),  # one row is added: a copy of the first would be zero, too
+    (lambda x: x - x.mean(0), [[0.0], [0.0], [2.0]]),
+    (lambda x: x - x.mean(0), [[1.0], [-1.0]]),  # a copy of each would cancel
+    (lambda x: x[:, :1] - x[:, :1].mean(), [[0.0, 1.0], [1.0, 0.0], [1.0, 0.0]]),
+    (lambda x: torch.cat([1e4 * x, x - x.mean(0)], 1), [[1.0], [2.0], [3.0]]),  # a large column beside it
+    (lambda x: x > x.mean(0), [[0.0], [1.0], [2.0]]),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("fn", "rows"), MEAN_AWAY)
+def test_rows_that_hardly_show_a_mixture_do(fn, rows, device):
+    with pytest.raises(UsageError, match=r"mixes rows: .* changes its results"):
+        GraphPool(fn, sizes=(4,))(torch.tensor(rows, device=device))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_mask_is_false_in_the_rows_of_the_trial_too(device):
+    counting = Counting(device)
+    pool = GraphPool(counting.of_some, sizes=(8,), state=counting.mean)
+    x = torch.tensor([[1.0, 0.0], [2.0, 5.0], [6.0, 1.0]], device=device)
+    assert pool(x, torch.ones(3, dtype=torch.bool, device=device)).tolist() == (x - x.mean(0)).tolist()
+    torch.testing.assert_close(counting.mean, 0.1 * x.mean(0))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_batch_norm_with_a_first_row_of_zeros_is_refused_and_as_before(device):
+    norm = torch.nn.BatchNorm1d(1).to(device)
+    x = torch.tensor([[0.0], [1.0], [2.0]], device=device)
+    with pytest.raises(UsageError, match="mixes rows"):
+        GraphPool(norm, sizes=(4,), state=norm)(x)
+    assert norm.running_mean.item() == 0 and norm.num_batches_tracked.item() == 0
+    assert torch.equal(GraphPool(norm.eval(), sizes=(4,), state=norm)(x), norm(x))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_state_that_changes_slowly_far_from_zero_shows_a_mixture(device):
+    mean = torch.full((1,), 1000.0, device=device)
+
+    def track(x):
+        mean.add_(0.001 * (x.mean(0) - mean))
+        return x
+
+    pool = GraphPool(track, sizes=(4,), state=mean)
+    with pytest.raises(UsageError, match=r"mixes rows: .* changes its state"):
+        pool(torch.tensor([[1000.0], [1001.0], [999.0]], device=device))
+    assert mean.item() == 1000
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8])
+def test_rows_of_any_dtype_and_shape_are_tried(dtype, device):
+    """A row may be a single number or empty, and a function's rows of its own are no mixture."""
+    pool = GraphPool(lambda x, y: (x * 2, y), sizes=(4,))
+    x, empty = torch.arange(3, device=device).to(dtype), torch.zeros(3, 0, device=device)
+    assert pool(x, empty)[0].tolist() == [0, 2, 4]
+
+
+def test_only_a_copy_from_the_device_goes_on_after_the_call(monkeypatch):
+    """Also on a CPU: what is copied from the host may be pinned, and its owner may write to it at once."""
+    waits, copy = [], torch.Tensor.copy_
+
+    def spied(buffer, source, non_blocking=False):
+        waits.append((source.is_cuda, non_blocking))
+        return copy(buffer, source, non_blocking)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", spied)
+    _fill([torch.zeros(4, 2)], [torch.ones(3, 2)])
+    assert waits == [(False, False)]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -37,13 +37,14 @@ class GraphPool:
 
     What it needs: what a capture needs, and rows that do not depend on each other. A sum or a mean over rows, in what
     `fn` returns or in what it updates in place, would count the added rows too; unless `fn` takes one more input, given
-    as `torch.ones(B, dtype=torch.bool)`, and leaves out the rows where it is False. Two replays after each capture, put
+    as `torch.ones(B, dtype=torch.bool)`, and leaves out the rows where it is False. Replays after each capture, put
     back again, try whether other added rows make a difference, which is an error. State of single rows, like that of a
     recurrent policy, is an input and an output. Random numbers are drawn for the added rows as well.
 
-    What it does not do: it keeps no gradients, finds no dependence that the first rows do not show (they may all be
-    zero, like those added), and does not return the very bits of `fn(*inputs)`, but those of `fn` at the size of the
-    graph: a matrix product may round otherwise there.
+    What it does not do: it keeps no gradients, finds no dependence that copies of the first rows do not show (they may
+    all be zero, like those added; a maximum hides them; `len(x)` is the graph's size whatever they are), and does not
+    return the very bits of `fn(*inputs)`, but those of `fn` at the size of the graph: a matrix product may round
+    otherwise there.
 
     Where there is no CUDA device it calls `fn` with the same added rows.
 
@@ -184,25 +185,33 @@ class GraphPool:
             return
         rows = min(len(inputs[0]), size - 1)
         given = [each[:rows] for each in inputs]
-        zeros = self._tried(graph, size, given, [])
-        others = self._tried(graph, size, given, [each for each in graph.inputs if each.dtype != torch.bool])
-        for what, before, after in zip(("its results", "its state"), zeros, others):
-            if not all(map(_close, before, after)):
+        start = [tensor.detach().clone() for tensor in self._state]
+        results, state = self._tried(graph, size, given, 0)
+        for copied in {1, rows}:  # copies of several rows can cancel in a sum; one row may be zero where others are not
+            other_results, other_state = self._tried(graph, size, given, copied)
+            same_results = all(map(_close, results, other_results))
+            if not (same_results and all(map(_close, state, other_state, start))):
                 raise UsageError(
-                    f"{self._name} mixes rows: what is in the rows that are added changes {what}; leave them out by "
-                    "one more input, torch.ones(B, dtype=torch.bool), which is False there, or eval() a BatchNorm"
+                    f"{self._name} mixes rows: what is in the rows that are added changes its "
+                    f"{'state' if same_results else 'results'}; leave them out by one more input, "
+                    "torch.ones(B, dtype=torch.bool), which is False there, or eval() a BatchNorm"
                 )
 
-    def _tried(self, graph: Graph, size: int, given, filled) -> tuple[list, list]:
-        """Results and state of a replay, with rows of zeros added; in the inputs `filled`, with copies of the given.
+    def _tried(self, graph: Graph, size: int, given, copied: int) -> tuple[list, list]:
+        """Results and state of a replay, with rows of zeros added, or copies of as many of the given as `copied` says.
 
-        Copies, since other numbers could be what the function cannot take, such as an index beyond a table.
+        Copies, since other numbers could be what the function cannot take, such as an index beyond a table. A mask is
+        False in the added rows, as in a call.
         """
         rows = len(given[0])
         with leaving_no_trace((self._state, graph.inputs), self._generators):
             _fill(graph.inputs, given)
+            filled = [buffer for buffer in graph.inputs if copied and buffer.dtype != torch.bool]
+            if filled:
+                added = torch.arange(1, size - rows + 1, device=graph.device) % copied
+                source = _fullest_first(filled, rows)[added]  # of several from the second on: the first is tried alone
             for buffer in filled:
-                buffer[rows:] = buffer[torch.arange(size - rows, device=buffer.device) % rows]
+                buffer[rows:] = buffer[source]
             outputs = tree_map(lambda output: self._first(rows, size, output), graph.replay())
             state = [tensor.detach().clone() for tensor in self._state]
         return [output for output in tree_leaves(outputs) if isinstance(output, torch.Tensor)], state
@@ -240,12 +249,30 @@ def _checked_sizes(sizes) -> list[int]:
     return sorted(set(given))
 
 
-def _close(before: torch.Tensor, after: torch.Tensor) -> bool:
-    """Up to what sums of floats in another order may differ by."""
+def _fullest_first(buffers, rows: int) -> torch.Tensor:
+    """The given rows, those with the fewest zeros first: a copy of a row of zeros would show nothing."""
+    counts = [buffer[:rows, None].bool().flatten(1).sum(1) for buffer in buffers]
+    return sum(counts).argsort(descending=True, stable=True)
+
+
+def _close(before: torch.Tensor, after: torch.Tensor, start: torch.Tensor | None = None) -> bool:
+    """Up to what sums of floats in another order may differ by.
+
+    For each column of results by itself, and for state by how far it has come from `start`: else a large column, or a
+    large value that is changed little, would hide a difference.
+    """
     if not before.is_floating_point() or not before.numel():
         return torch.equal(before, after)
-    scale = before.detach().nan_to_num(posinf=0, neginf=0).abs().max().item()
-    return torch.allclose(before, after, rtol=0, atol=1e-3 * scale + 1e-12, equal_nan=True)
+    eps = torch.finfo(before.dtype).eps
+    before, after = before.double(), after.double()
+    change = _size(before).amax(0) if start is None else _size(before - start.double()).max()
+    slack = 1e-3 * change + 8 * eps * _size(before).max() + 1e-12
+    same = (before == after) | (before.isnan() & after.isnan()) | ((before - after).abs() <= slack)
+    return bool(same.all())
+
+
+def _size(values: torch.Tensor) -> torch.Tensor:
+    return values.nan_to_num(posinf=0, neginf=0).abs()
 
 
 def _fill(buffers, inputs) -> None:
