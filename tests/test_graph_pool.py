@@ -380,6 +380,24 @@ def test_the_trial_leaves_no_trace_and_draws_nothing(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("fn", [torch.nn.Dropout(0.5), lambda x: torch.bernoulli(x / 2), lambda x: torch.rand_like(x)])
+def test_draws_from_torchs_own_generator_are_no_mixture(fn, device, monkeypatch):
+    own = torch.cuda.default_generators[0] if device == "cuda" else torch.default_generator
+    places, check = [], GraphPool._check_rows
+
+    def spied(*args):
+        places.append(own.get_state())
+        check(*args)
+        places.append(own.get_state())
+
+    monkeypatch.setattr(GraphPool, "_check_rows", spied)
+    pool, x = GraphPool(fn, sizes=(128,)), torch.ones(100, device=device)
+    first, second = pool(x), pool(x)
+    assert not torch.equal(first, second)  # calls draw on
+    assert torch.equal(*places)  # the trial does not
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_indices_of_rows_remain_such(device):
     """What fills the rows that are added for the trial is what was given, and no other number."""
     table = torch.arange(10.0, device=device)

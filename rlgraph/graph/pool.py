@@ -204,7 +204,8 @@ class GraphPool:
         False in the added rows, as in a call.
         """
         rows = len(given[0])
-        with leaving_no_trace((self._state, graph.inputs), self._generators):
+        # With torch's own generator, which needs no naming: else draws would differ, and look like a mixture.
+        with leaving_no_trace((self._state, graph.inputs), (*self._generators, _own_generator(graph.device))):
             _fill(graph.inputs, given)
             filled = [buffer for buffer in graph.inputs if copied and buffer.dtype != torch.bool]
             if filled:
@@ -247,6 +248,10 @@ def _checked_sizes(sizes) -> list[int]:
     if not isinstance(sizes, Iterable) or not (given := list(sizes)) or not all(map(is_count, given)):
         raise UsageError(f"sizes must be batch sizes, whole numbers of 1 or more, but are {sizes!r}")
     return sorted(set(given))
+
+
+def _own_generator(device: torch.device) -> torch.Generator:
+    return torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
 
 
 def _fullest_first(buffers, rows: int) -> torch.Tensor:
