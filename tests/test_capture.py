@@ -7,6 +7,7 @@ import torch
 
 from rlgraph.errors import CaptureError, UsageError
 from rlgraph.graph.capture import capture
+from rlgraph.graph.uncapturable import _is_a_fill
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -216,6 +217,43 @@ def test_what_cannot_be_captured_is_named_with_its_line_and_its_cure(device, fn,
     assert advice in message
     assert "test_capture.py:" in message
     assert capture(lambda x: x + 1, x).replay(x).tolist() == [1, 2, 3, 4]  # and the process goes on
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("fn", "operation"),
+    [
+        (lambda x: x * x[1].item(), "_local_scalar_dense"),
+        (_branches, "_local_scalar_dense"),
+        (lambda x: x.argwhere(), "nonzero"),
+        (lambda x: torch.where(x > 1)[0], "nonzero"),
+        (lambda x: x.repeat_interleave(x.long()), "repeat_interleave"),
+        (lambda x: torch.linalg.inv(x.diag() + 1), "_linalg_check_errors"),
+    ],
+)
+def test_inference_mode_hides_none_of_it(device, fn, operation):
+    x = torch.arange(4.0, device=device)
+    with pytest.raises(CaptureError, match=rf"cannot be captured: {operation}: .*test_capture.py:"):
+        capture(torch.inference_mode()(fn), x)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_inference_mode_forbids_nothing_more(device):
+    x = torch.arange(4.0, device=device)
+    graph = capture(
+        torch.inference_mode()(
+            lambda x: x.repeat_interleave(2).reshape(4, 2).to(torch.float64) @ x.new_ones(2).double()
+        ),
+        x,
+    )
+    assert graph.replay().tolist() == [0, 2, 4, 6]
+
+
+def test_only_a_mask_on_the_same_device_makes_a_fill():
+    """With one on another, torch looks up where it is true."""
+    mask, value = torch.tensor([True, False]), torch.tensor(0.0)
+    for device, fill in (("cpu", True), ("meta", False)):
+        assert _is_a_fill("index_put_", (torch.ones(2, device=device), [mask], value)) == fill
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -48,6 +48,10 @@ class Uncapturable(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        with self:  # in inference mode an operation made of others, such as item(), arrives whole: look at its parts
+            result = func.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
         found = _uncapturable(func, args, kwargs)
         if found is None and not self._may_draw and torch.Tag.nondeterministic_seeded in func.tags:
             found = f"{func.overloadpacket.__name__}: {A_DRAW},"
@@ -73,11 +77,12 @@ def _is_mask(index) -> bool:
 
 
 def _is_a_fill(name, args) -> bool:
-    """x[mask] = number, which torch runs as a masked_fill."""
+    """x[mask] = number, which torch runs as a masked_fill where the mask is on the device of x."""
     if name == "index" or len(args) > 3:
         return False
     indices, value = [index for index in args[1] if index is not None], args[2]
-    return len(indices) == 1 and value.device.type == "cpu" and value.numel() == 1
+    one_mask = len(indices) == 1 and indices[0].device == args[0].device
+    return one_mask and value.device.type == "cpu" and value.numel() == 1
 
 
 def line_of(error: BaseException | None) -> str:
