@@ -397,6 +397,31 @@ def test_draws_from_torchs_own_generator_are_no_mixture(fn, device, monkeypatch)
     assert torch.equal(*places)  # the trial does not
 
 
+def test_what_was_not_named_is_not_told_as_a_mixture():
+    """Only without a GPU: there a capture refuses the generator, and the warm-up alone counts on."""
+    generator, calls = torch.Generator().manual_seed(0), torch.zeros(())
+
+    def draws(x):
+        return x + torch.rand(x.shape, generator=generator)
+
+    def counts(x):
+        return x + calls.add_(1)
+
+    for fn, named in ((draws, {"generators": [generator]}), (counts, {"state": calls})):
+        with pytest.raises(UsageError, match=f"{fn.__name__} gives other results for the same inputs: name in `gen"):
+            GraphPool(fn, sizes=(4,))(torch.ones(3, 2))
+        assert GraphPool(fn, sizes=(4,), **named)(torch.ones(3, 2)).shape == (3, 2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_complex_results_may_be_nan(device):
+    x = torch.tensor([[0.0], [1.0], [torch.nan]], device=device)
+    got = GraphPool(lambda x: torch.complex(x, -x).conj(), sizes=(4,))(x)
+    assert got[:2].tolist() == [[0], [1 + 1j]] and got[2].isnan().all()
+    with pytest.raises(UsageError, match="mixes rows"):
+        GraphPool(lambda x: torch.complex(x, x.mean(0).expand_as(x)), sizes=(4,))(x[:2])
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_indices_of_rows_remain_such(device):
     """What fills the rows that are added for the trial is what was given, and no other number."""

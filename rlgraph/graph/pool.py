@@ -42,9 +42,9 @@ class GraphPool:
     recurrent policy, is an input and an output. Random numbers are drawn for the added rows as well.
 
     What it does not do: it keeps no gradients, finds no dependence that copies of the first rows do not show (they may
-    all be zero, like those added; a maximum hides them; `len(x)` is the graph's size whatever they are), and does not
-    return the very bits of `fn(*inputs)`, but those of `fn` at the size of the graph: a matrix product may round
-    otherwise there.
+    all be zero, like those added; a maximum hides them; `len(x)` is the graph's size whatever they are; less than a
+    thousandth of a column's largest result is taken for rounding), and does not return the very bits of `fn(*inputs)`,
+    but those of `fn` at the size of the graph: a matrix product may round otherwise there.
 
     Where there is no CUDA device it calls `fn` with the same added rows.
 
@@ -84,7 +84,8 @@ class GraphPool:
 
         Raises:
             UsageError: an input that is no tensor, no rows, more than the largest size, inputs that differ in their
-                number of rows, or a function that mixes rows or does not return as many as it is given.
+                number of rows, or a function that mixes rows, does not return as many as it is given, or draws from or
+                updates what was not named.
             CaptureError: `fn` does something that a graph cannot hold.
             GraphError: a Python value that `fn` reads has changed since a graph was captured; `reset` releases them.
         """
@@ -191,11 +192,21 @@ class GraphPool:
             other_results, other_state = self._tried(graph, size, given, copied)
             same_results = all(map(_close, results, other_results))
             if not (same_results and all(map(_close, state, other_state, start))):
+                self._check_repeats(graph, size, given)
                 raise UsageError(
                     f"{self._name} mixes rows: what is in the rows that are added changes its "
                     f"{'state' if same_results else 'results'}; leave them out by one more input, "
                     "torch.ones(B, dtype=torch.bool), which is False there, or eval() a BatchNorm"
                 )
+
+    def _check_repeats(self, graph: Graph, size: int, given) -> None:
+        """Raises UsageError if the same rows give other results the second time: then it is not the added ones."""
+        (first, _), (second, _) = (self._tried(graph, size, given, 0) for _ in range(2))
+        if not all(map(_close, first, second)):
+            raise UsageError(
+                f"{self._name} gives other results for the same inputs: name in `generators` what it draws from, "
+                "and in `state` what it updates in place"
+            )
 
     def _tried(self, graph: Graph, size: int, given, copied: int) -> tuple[list, list]:
         """Results and state of a replay, with rows of zeros added, or copies of as many of the given as `copied` says.
@@ -266,6 +277,9 @@ def _close(before: torch.Tensor, after: torch.Tensor, start: torch.Tensor | None
     For each column of results by itself, and for state by how far it has come from `start`: else a large column, or a
     large value that is changed little, would hide a difference.
     """
+    if before.is_complex():
+        parts = (None if each is None else torch.view_as_real(each.resolve_conj()) for each in (before, after, start))
+        return _close(*parts)
     if not before.is_floating_point() or not before.numel():
         return torch.equal(before, after)
     eps = torch.finfo(before.dtype).eps
