@@ -42,7 +42,6 @@ USAGE = """usage: rlgraph COMMAND ...
 
 Each command explains its options with --help."""
 
-SIZES = "--num-envs, --num-steps or --hidden"
 INTERRUPTED = 130  # the shell's code for a program ended by Ctrl-C
 
 
@@ -65,7 +64,8 @@ def main(argv: list[str] | None = None) -> int:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        return _complain(f"out of memory: lower {'--episodes' if command == 'eval' else SIZES}", 1)
+        sizes = "--episodes" if command == "eval" else "--num-envs, --num-steps or --hidden"
+        return _complain(f"out of memory: lower {sizes}", 1)
     except BrokenPipeError:  # the reader, such as `| head`, has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain at exit
         return 1

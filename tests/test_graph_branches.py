@@ -1,11 +1,15 @@
 """rlgraph.graph.branches: the same results as one after the other, and parallel nodes in a captured graph."""
 
+import itertools
+from typing import NamedTuple
+
 import pytest
 import torch
 
 from rlgraph.graph import bindings
-from rlgraph.graph.branches import _device, branches
+from rlgraph.graph.branches import _candidates, _device, _OfThread, branches
 from rlgraph.graph.capture import capture
+from rlgraph.graph.recording import CAPTURED_ON, PRIORITY, STREAMS, streams_of
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -86,6 +90,28 @@ def test_streams_are_kept_for_the_device_that_cuda_means_at_the_time(monkeypatch
         monkeypatch.setattr(torch.cuda, "current_device", lambda current=current: current)
         assert _device("cuda") == torch.device("cuda", current)
     assert (_device("cuda:3"), _device("cpu")) == (torch.device("cuda:3"), torch.device("cpu"))
+
+
+class Stream(NamedTuple):
+    device: torch.device
+    priority: int
+    cuda_stream: int
+
+
+def test_a_thread_has_the_same_streams_in_every_call_and_a_capture_others(monkeypatch):
+    handed_out = itertools.cycle(range(STREAMS))  # as torch does it, in turns
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: Stream(device, priority, next(handed_out)))
+    monkeypatch.setattr("rlgraph.graph.branches._of_thread", _OfThread())
+    for device in (torch.device("cuda:98"), torch.device("cuda:99")):
+        first = list(_candidates(device, 0))
+        next(handed_out)  # another thread's
+        assert len(set(first)) == len(first) == STREAMS
+        assert _candidates(device, 0) == first
+        assert {stream.device for stream in first} == {device}
+        captures, beside = streams_of(device)
+        assert _candidates(device, PRIORITY) == beside
+        assert not set(captures) & set(beside)
+        assert (len(captures), len(beside)) == (CAPTURED_ON, STREAMS - CAPTURED_ON)
 
 
 # ---- on a GPU

@@ -107,7 +107,8 @@ def _candidates(device: torch.device, priority: int) -> list[torch.cuda.Stream]:
     """
     if priority == PRIORITY:
         return streams_of(device).branches
-    made = _of_thread.made.setdefault((device, priority), [])
-    while len(made) < STREAMS:
-        made.append(torch.cuda.Stream(device, priority=priority))
-    return list(dict.fromkeys(made))
+    made = _of_thread.made
+    if (device, priority) not in made:
+        streams = (torch.cuda.Stream(device, priority=priority) for _ in range(STREAMS))
+        made[device, priority] = list(dict.fromkeys(streams))  # others may ask for some meanwhile
+    return made[device, priority]

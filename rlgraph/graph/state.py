@@ -1,4 +1,4 @@
-"""The tensors that a captured function is given and updates in place."""
+"""What a capture is given, checked; and the tensors among it that are put back."""
 
 import contextlib
 import numbers
