@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from rlgraph.bench import harness, report, results
+from rlgraph.bench.provenance import provenance
 from rlgraph.bench.variants import VARIANTS, Workload, disagreement
 from rlgraph.cli import main
 
@@ -195,6 +196,13 @@ def test_provenance_says_where_the_figures_come_from(fakes):
     assert where["date"].endswith("+00:00")
     assert fakes["command"].startswith("rlgraph bench --modules bench_fakes")
     assert fakes["settings"]["repeats"] == 3
+
+
+def test_a_place_on_the_machine_is_no_flag(monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "somewhere")
+    monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1")
+    flags = provenance()["flags"]
+    assert flags["TORCHINDUCTOR_MAX_AUTOTUNE"] == "1" and "TORCHINDUCTOR_CACHE_DIR" not in flags
 
 
 def test_an_earlier_result_is_not_written_over(tmp_path, capsys):

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 PACKAGES = ("rlgraph", "torch", "jax", "jaxlib", "triton", "numpy", "gymnasium", "gymnax", "rejax")
+PLACES = ("TORCHINDUCTOR_CACHE_DIR",)  # a place on this machine, which changes no figure
 FLAGS = ("XLA_", "CUDA_VISIBLE", "CUDA_LAUNCH", "CUDA_MODULE", "TORCH", "OMP_", "JAX_", "NVIDIA_TF32")
 
 
@@ -31,7 +32,7 @@ def provenance(commit: str = "") -> dict:
         "system": platform.platform(),
         "commit": commit or found,
         "clean_tree": None if commit else clean,
-        "flags": {name: value for name, value in os.environ.items() if name.startswith(FLAGS)},
+        "flags": {name: value for name, value in os.environ.items() if name.startswith(FLAGS) and name not in PLACES},
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 
