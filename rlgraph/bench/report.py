@@ -155,7 +155,7 @@ def pyplot_to_files():
     try:
         import matplotlib
     except ImportError:
-        raise UsageError("plots need matplotlib: pip install 'rlgraph[plot]'") from None
+        raise UsageError("plots need matplotlib: pip install -e '.[plot]' -c constraints.txt") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

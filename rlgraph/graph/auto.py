@@ -86,8 +86,9 @@ class Auto:
     What it needs: tensors on one device, and `state` and `generators` that are complete: a capture runs `fn` a few
     times, to try it, and puts those back. On a CPU nothing is tried, and `fn` is called.
 
-    What it does not do: it does not see a value that comes from outside and is held nowhere, such as the time of day, a
-    file, or the elements of a numpy array. It does not order calls from several threads or streams.
+    What it does not do: it does not see a value that comes from outside and is held nowhere, such as the time of day or
+    a file, nor the elements of a numpy array of more than 4 KiB. It does not order calls from several threads or
+    streams.
 
     Attributes:
         mode: "graph", "compile" or "eager": how it runs.
