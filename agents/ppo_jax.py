@@ -21,9 +21,10 @@ from rlgraph.environment import Environment
 from rlgraph.rollout import Rollout, fused_jax
 from rlgraph.rollout.jax import Collector, collect, start
 
-# Optimiser steps in one turn of XLA's host loop on a GPU: an int, or True for all. Fewer turns are fewer launches and
-# more to compile, see docs/performance.md; scripts/profile_jax.py measures others.
+# Optimiser steps in one turn of XLA's host loop on a GPU. Fewer turns are fewer launches and more to compile; with more
+# rows a minibatch than these, steps that share a turn are slower. See docs/performance.md.
 UPDATE_UNROLL = 4
+MOST_ROWS_UNROLLED = 8192
 
 
 class Batch(NamedTuple):
@@ -87,6 +88,11 @@ def ppo_loss(policy: ActorCritic, batch: Batch, rows_M: jax.Array, config: PPOCo
     return loss, jnp.stack([policy_loss, value_loss, entropy, approx_kl, clip_fraction])
 
 
+def updates_a_turn(minibatch_rows: int, platform: str) -> int:
+    """How far to unroll the loop over updates, on a device of JAX's `platform`."""
+    return UPDATE_UNROLL if platform == "gpu" and minibatch_rows <= MOST_ROWS_UNROLLED else 1
+
+
 class PPO(Trainer):
     """A PPO run on one device.
 
@@ -124,7 +130,7 @@ class PPO(Trainer):
             return self._update(learner, batch, rows_M, learning_rate)
 
         learner = (policy, state.optimizer, jnp.float32(0))
-        unroll = UPDATE_UNROLL if self.device.platform == "gpu" else 1
+        unroll = updates_a_turn(rows_UM.shape[1], self.device.platform)
         (policy, optimizer, _), metrics_U7 = jax.lax.scan(update, learner, rows_UM, unroll=unroll)
         state = state._replace(
             policy=policy, optimizer=optimizer, collector=collector, key=key, iteration=state.iteration + 1

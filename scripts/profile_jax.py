@@ -26,7 +26,7 @@ WARMUP = 3  # launches: XLA records its command buffers in the first ones
 
 
 def measure(config, unroll: int | bool, launches: int) -> dict:
-    ppo_jax.UPDATE_UNROLL = unroll
+    ppo_jax.updates_a_turn = lambda minibatch_rows, platform: unroll
     agent = ppo_jax.PPO(config, rlgraph.make(config.env))
     started = time.perf_counter()
     for _ in range(WARMUP):

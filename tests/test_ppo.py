@@ -485,6 +485,19 @@ def test_torch_compile_is_close_to_eager():
     assert_close_after_one_iteration(run_of("torch", 1, mode="compile"), run_of("torch", 1, mode="eager"))
 
 
+def test_updates_in_jax_share_a_turn_of_the_loop_on_a_gpu_where_minibatches_are_small():
+    limit = ppo_jax.MOST_ROWS_UNROLLED
+    assert [ppo_jax.updates_a_turn(rows, "gpu") for rows in (1, limit, limit + 1)] == [4, 4, 1]
+    assert ppo_jax.updates_a_turn(1, "cpu") == 1
+
+
+def test_updates_in_jax_that_share_a_turn_are_close_to_those_of_one_each(monkeypatch):
+    plain, asked = run_of("jax", 1), []
+    monkeypatch.setattr(ppo_jax, "updates_a_turn", lambda *what: asked.append(what) or 4)
+    assert_close_after_one_iteration(run_of("jax", 1), plain)
+    assert asked == [(16, "cpu")]
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_it_says_how_it_runs(backend):
     check_words_of_modes(lambda mode: ppo(backend, mode=mode), backend)
