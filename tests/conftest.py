@@ -5,6 +5,7 @@ import dataclasses
 import glob
 import importlib.metadata
 import os
+import signal
 
 import pytest
 
@@ -12,6 +13,10 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # By default JAX takes most of a GPU's memory at its first use, which would leave torch none in this process.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+# A shell starts its background jobs with Ctrl-C ignored, and Python leaves it so, here and in what tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _has_cuda() -> bool:
