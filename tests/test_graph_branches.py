@@ -6,6 +6,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from rlgraph.errors import UsageError
 from rlgraph.graph import bindings
 from rlgraph.graph.branches import _candidates, _device, _OfThread, branches
 from rlgraph.graph.capture import capture
@@ -83,6 +84,14 @@ def test_an_error_in_a_branch_is_raised_and_the_next_call_works(device):
     with pytest.raises(ValueError, match="no"):
         branches(lambda: torch.ones(1, device=device), fail, device=device)
     assert [t.item() for t in branches(*[lambda: torch.ones(1, device=device)] * 3, device=device)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("wrong", "kind"), [([torch.ones_like], "list"), (torch.ones(1), "Tensor")])
+def test_what_is_no_function_is_refused_before_any_runs(wrong, kind):
+    ran = []
+    with pytest.raises(UsageError, match=f"branches.*type {kind}"):
+        branches(lambda: ran.append(1), wrong)
+    assert not ran
 
 
 def test_streams_are_kept_for_the_device_that_cuda_means_at_the_time(monkeypatch):

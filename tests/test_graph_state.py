@@ -109,6 +109,13 @@ def test_what_is_no_function_is_refused():
             make()
 
 
+@pytest.mark.parametrize("make", [capture, auto, lambda fn, **options: GraphPool(fn, **options)])
+@pytest.mark.parametrize("wrong", [torch.Generator(), [torch.Generator(), 1], [np.random.default_rng(0)]])
+def test_what_are_no_generators_of_torch_is_refused(make, wrong):
+    with pytest.raises(UsageError, match=r"generators are torch\.Generators in a list or a tuple, not"):
+        make(lambda: torch.ones(1), generators=wrong)
+
+
 @pytest.mark.gpu
 def test_a_tensor_on_the_gpu_decides_where_to_capture():
     """A first one on the CPU does not: what an optimiser counts its steps in may be there."""

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 from rlgraph.errors import CaptureError, GraphError, UsageError, first_line, is_out_of_memory
 from rlgraph.graph.capture import capture
 from rlgraph.graph.compile import compiled, graph_breaks_allowed
-from rlgraph.graph.state import check_tensors, device_of, is_count, leaving_no_trace, tensors_of
+from rlgraph.graph.state import check_tensors, device_of, generators_of, is_count, leaving_no_trace, tensors_of
 from rlgraph.graph.user_code import warn
 from rlgraph.graph.watch import name_of, putting_back_python
 
@@ -69,7 +69,7 @@ def auto(
     Raises:
         UsageError: an input is not a tensor, or `most` is less than 1.
     """
-    return Auto(fn, inputs, state, tuple(generators), device, most)
+    return Auto(fn, inputs, state, generators_of(generators), device, most)
 
 
 class Auto:

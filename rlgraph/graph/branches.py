@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.utils._pytree import tree_leaves
 
+from rlgraph.errors import UsageError
 from rlgraph.graph.recording import PRIORITY, STREAMS, streams_of
 
 MOST_STREAMS = 8  # beside the current one
@@ -38,7 +39,14 @@ def branches(*functions: Callable, device: torch.device | str | None = None) -> 
 
     Returns:
         What each function returned, in their order, ready for use on the current stream.
+
+    Raises:
+        UsageError: something given is no function.
     """
+    for function in functions:
+        if not callable(function):
+            kind = type(function).__name__
+            raise UsageError(f"branches(f, g) takes functions, not a value of type {kind}; write lambda: actor(obs)")
     device = _device(device)
     if device.type != "cuda":
         return [function() for function in functions]

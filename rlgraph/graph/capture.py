@@ -26,7 +26,7 @@ from rlgraph.graph.recording import (
     put_torch_right,
     stream_of_its_own,
 )
-from rlgraph.graph.state import check_tensors, device_of, leaving_no_trace, tensors_of
+from rlgraph.graph.state import check_tensors, device_of, generators_of, leaving_no_trace, tensors_of
 from rlgraph.graph.uncapturable import Uncapturable, line_of, synchronising_is_an_error_in_this_thread
 from rlgraph.graph.user_code import code_that_runs, warn
 from rlgraph.graph.watch import SIMPLE, Watched, name_of, putting_back_python
@@ -73,12 +73,12 @@ def capture(
             process remains usable, and what was rebound is as before. Or it returns something that a replay could not
             fill: neither tensors, in any nesting of tuples, lists and dicts, nor a constant.
         UsageError: an input is not a tensor, `state` holds something without tensors or an optimiser that has none yet,
-            or there is no such device.
+            `generators` something else than generators, or there is no such device.
     """
     check_tensors(inputs, fn)
     state = tensors_of(state)
     device = device_of(inputs, state, device)
-    graph = Graph(fn, inputs, state, tuple(generators), device, pool, warmup, watch=watch)
+    graph = Graph(fn, inputs, state, generators_of(generators), device, pool, warmup, watch=watch)
     graph.instantiate()
     return graph
 

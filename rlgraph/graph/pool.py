@@ -12,7 +12,7 @@ from rlgraph.devices import torch_device
 from rlgraph.errors import UsageError
 from rlgraph.graph.capture import Graph, capture
 from rlgraph.graph.recording import pool_bytes
-from rlgraph.graph.state import check_tensors, is_count, leaving_no_trace, tensors_of
+from rlgraph.graph.state import check_tensors, generators_of, is_count, leaving_no_trace, tensors_of
 from rlgraph.graph.watch import name_of
 
 SIZES = tuple(2**n for n in range(11))  # 1 to 1024
@@ -72,7 +72,7 @@ class GraphPool:
         self.evicted = 0
         self.device = None if device is None else torch_device(device)
         self._fn, self._name = _without_gradients(fn), name_of(fn)
-        self._state, self._generators, self._most = tensors_of(state), tuple(generators), most
+        self._state, self._generators, self._most = tensors_of(state), generators_of(generators), most
         self._turn = threading.RLock()
         self._last_stream = None
 

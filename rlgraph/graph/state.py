@@ -72,6 +72,13 @@ def device_of(inputs, state, device: torch.device | str | None) -> torch.device:
     return torch_device(device)
 
 
+def generators_of(generators: object) -> tuple[torch.Generator, ...]:
+    """The `generators` of a capture; UsageError where they are no torch.Generators in a list or a tuple."""
+    if isinstance(generators, list | tuple) and all(isinstance(each, torch.Generator) for each in generators):
+        return tuple(generators)
+    raise UsageError(f"generators are torch.Generators in a list or a tuple, not {generators!r}")
+
+
 @contextlib.contextmanager
 def leaving_no_trace(state, generators):
     """Afterwards, every tensor in `state` and every generator is as it was."""
