@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlgraph.bench.report import dress, pyplot_to_files
+from rlgraph.bench.report import dress, pyplot_to_files, save
 from rlgraph.errors import UsageError
 
 
@@ -88,7 +88,6 @@ def agreement(env, curves):
 def draw(curves_per_env, out):
     """Raises UsageError where matplotlib is missing or cannot write such a file."""
     pyplot = pyplot_to_files()
-    pyplot.rcParams["svg.hashsalt"] = "learning"  # the same curves make the same file
     figure, axes = pyplot.subplots(1, len(curves_per_env), figsize=(6.2 * len(curves_per_env), 5), squeeze=False)
     for axis, (env, curves) in zip(axes[0], curves_per_env.items(), strict=True):
         for mode, (step, returns) in curves.items():
@@ -98,7 +97,7 @@ def draw(curves_per_env, out):
         axis.set_title(env, fontsize=10)
     figure.tight_layout()
     try:
-        figure.savefig(out, dpi=130, metadata={"Date": None} if out.endswith(".svg") else None)
+        save(figure, out)
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot write {out!r}: {error}") from None
 

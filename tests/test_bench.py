@@ -307,7 +307,10 @@ def test_the_report_has_tables_a_comparison_and_plots(fakes, tmp_path, capsys):
         "step-time.svg",
         "step-time.png",
     }
-    assert (tmp_path / "plots" / "throughput.svg").read_text().count("<path") > 10
+    drawn = (tmp_path / "plots" / "throughput.svg").read_text()
+    assert drawn.count("<path") > 10
+    assert main(["bench", "report", *map(str, paths), "--out", str(tmp_path / "again")]) == 0
+    assert (tmp_path / "again" / "throughput.svg").read_text() == drawn
 
 
 def row_of(variant, num_envs, us_per_step, status="ok"):
