@@ -16,10 +16,10 @@ from rlgraph.fused import build
 from rlgraph.fused.adam import NORM, SUMS, TAKEN, FlatAdam
 from rlgraph.fused.gradients import Differentiated
 from rlgraph.fused.networks import Network
+from rlgraph.fused.nodes import entries
 from rlgraph.fused.policy import LOG_STD_RANGE, rounded_up
 from rlgraph.fused.shuffle import TILE, Shuffle
 from rlgraph.fused.text import INDENT, Text
-from rlgraph.fused.trace import entries
 from rlgraph.rollout import Rollout
 from rlgraph.rollout.fused import networks
 

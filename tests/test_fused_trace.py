@@ -12,8 +12,10 @@ from gymnasium.spaces import Discrete
 
 import rlgraph
 from rlgraph.environment import DISABLED, NEXT_STEP, SAME_STEP, Environment, build
-from rlgraph.fused import trace
-from rlgraph.fused.trace import FLOAT, INT, Program, TraceError, Tracer, entries, evaluate, trace_observe
+from rlgraph.fused import arrays, trace
+from rlgraph.fused.arrays import Tracer
+from rlgraph.fused.nodes import DTYPES, FLOAT, INT, Program, TraceError, entries, evaluate
+from rlgraph.fused.trace import trace_observe
 
 MODES = (SAME_STEP, NEXT_STEP, DISABLED)
 
@@ -103,15 +105,15 @@ def nearly(got, expected, name):
 def test_every_function_and_operator(mode, monkeypatch):
     used = set()
 
-    class Watched(trace.Namespace):
+    class Watched(arrays.Namespace):
         def __getattribute__(self, name):
             used.add(name)
             return super().__getattribute__(name)
 
     monkeypatch.setattr(Tracer, "xp", property(Watched))
     assert check_against_numpy(build(Sink), mode, nearly, steps=12) > 50
-    assert {name for name in vars(trace.Namespace) if not name.startswith("_")} - used == set()
-    assert set(trace.DTYPES) - used == {"bool", "int16"}
+    assert {name for name in vars(arrays.Namespace) if not name.startswith("_")} - used == set()
+    assert set(DTYPES) - used == {"bool", "int16"}
 
 
 # ---- what it folds and finds again

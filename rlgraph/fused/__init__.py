@@ -1,1 +1,4 @@
-"""Kernels generated from environments: see `trace` for how one is read, `rollouts` for how a kernel is written."""
+"""Kernels generated from environments.
+
+See `trace` for how one is read, into a graph of `nodes`; `rollouts` for how a kernel is written.
+"""

@@ -5,7 +5,7 @@ import keyword
 
 import numpy as np
 
-from rlgraph.fused.trace import BOOL, FLOAT, INT, Node, Program
+from rlgraph.fused.nodes import BOOL, FLOAT, INT, Node, Program
 
 # Text and binding strength (Python's order) of each operation; functions bind strongest.
 INFIX = {
@@ -41,7 +41,7 @@ class Writing:
     """Writes a program's nodes as assignments, some at a time, arguments before their users.
 
     Args:
-        program: see `rlgraph.fused.trace.Program`.
+        program: see `rlgraph.fused.nodes.Program`.
         inputs: the kernel's variable for each input that the program uses.
         names: no line assigns to one of these.
     """

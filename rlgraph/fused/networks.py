@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from rlgraph.environment import Environment
+from rlgraph.fused.nodes import entries
 from rlgraph.fused.policy import rounded_up
 from rlgraph.fused.text import INDENT, Text
-from rlgraph.fused.trace import entries
 
 
 @dataclass(frozen=True)

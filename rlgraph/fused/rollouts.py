@@ -11,9 +11,10 @@ import gymnasium
 from rlgraph.environment import Environment
 from rlgraph.fused.expressions import BUILT_IN, Names, Writing, literal
 from rlgraph.fused.networks import Network, normalization
+from rlgraph.fused.nodes import BOOL, Program, TraceError, entries
 from rlgraph.fused.policy import LOG_STD_RANGE
 from rlgraph.fused.text import INDENT, Text
-from rlgraph.fused.trace import BOOL, Program, TraceError, entries, leaves, trace_observe, trace_step
+from rlgraph.fused.trace import leaves, trace_observe, trace_step
 
 TOTALS = ("ended_return", "ended_length", "ended")
 TAKEN = "which is the name of something else in a kernel"

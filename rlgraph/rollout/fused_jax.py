@@ -22,8 +22,9 @@ from jax.experimental import pallas as pl
 
 from rlgraph.environment import SAME_STEP, Carry, Environment
 from rlgraph.errors import UsageError
+from rlgraph.fused.nodes import Program, entries, evaluate
 from rlgraph.fused.policy import ACTIVATIONS, MOST_OUTPUTS, Layer, Policy, rounded_up
-from rlgraph.fused.trace import Program, entries, evaluate, trace_step
+from rlgraph.fused.trace import trace_step
 from rlgraph.precision import jax_matmul_precision
 from rlgraph.rollout import EpisodeTotals, Rollout
 from rlgraph.rollout.jax import Collector, draw, in_parts
