@@ -26,6 +26,11 @@ from rlgraph.rollout.torch import Collector, copy_into
 interpreted = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles here: the tests on the GPU are run"
 )
+KERNEL_MARKS = [
+    pytest.mark.usefixtures("own_kernel_cache", "quick_interpreter"),
+    pytest.mark.filterwarnings("ignore:no CUDA graph on cpu"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # of numpy, in rows beyond the last environment
+]
 DEVICES = [pytest.param("cpu", marks=interpreted), pytest.param("cuda", marks=pytest.mark.gpu)]
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from agent_tools import copy
 from diagnostics import Aim, Match, Wander
-from fused_tools import DEVICES, Sorted, interpreted, make_env, make_policy, rounding, uniforms
+from fused_tools import DEVICES, KERNEL_MARKS, Sorted, interpreted, make_env, make_policy, rounding, uniforms
 
 import rlgraph
 from rlgraph.environment import build as build_env
@@ -24,11 +24,7 @@ from rlgraph.rollout.torch import evaluate
 pytest.importorskip("triton", reason="needs the package triton, which is for Linux only")
 from rlgraph.fused import library
 
-pytestmark = [
-    pytest.mark.usefixtures("own_kernel_cache", "quick_interpreter"),
-    pytest.mark.filterwarnings("ignore:no CUDA graph on cpu"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # of numpy, in rows beyond the last environment
-]
+pytestmark = KERNEL_MARKS
 # Starts from which episodes end one after the other: returns would be the same whatever the policy does.
 STARTS = {
     "Acrobot-v1": {"low": -3.0, "high": 3.0},

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from agent_tools import copy, differ
-from fused_tools import DEVICES, Sorted, interpreted, rounding
+from fused_tools import DEVICES, KERNEL_MARKS, Sorted, interpreted, rounding
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 
 import rlgraph
@@ -16,11 +16,7 @@ from rlgraph.errors import UsageError
 
 pytest.importorskip("triton", reason="needs the package triton, which is for Linux only")
 
-pytestmark = [
-    pytest.mark.usefixtures("own_kernel_cache", "quick_interpreter"),
-    pytest.mark.filterwarnings("ignore:no CUDA graph on cpu"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # of numpy, in rows beyond the last environment
-]
+pytestmark = KERNEL_MARKS
 AUTORESET = (NEXT_STEP, SAME_STEP, DISABLED)
 # It starts where it always starts, so that all draws are the same; and soon falls.
 FALLING = {"low": 0.05, "high": 0.05, "theta_threshold": 0.1, "max_episode_steps": 7}
