@@ -25,8 +25,6 @@ SIMPLE = (bool, int, float, complex, str, bytes, type(None), range, slice, torch
 NOT_LOOKED_INTO = (torch.Tensor, type, types.ModuleType, types.BuiltinFunctionType)
 MODULE_PARTS = ("training", "_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
 MISSING = object()
 
 

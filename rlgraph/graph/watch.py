@@ -114,7 +114,7 @@ class Watched:
         try:
             outputs = tree_leaves(call())
             held = [container[key] for container, key, _ in self._items]
-        except Exception:  # among others, one is gone
+        except Exception:  # whatever it raises where it needs the value: then that is no mere result
             return False
         if any(value is _UNUSABLE for value in (*outputs, *held)):
             return False
@@ -139,7 +139,7 @@ def putting_back_python(fn: Callable, device: torch.device, call: Callable, alwa
     try:
         yield draws
         done = not always
-    except Exception:
+    except Exception:  # not Ctrl-C, after which nothing more is called
         draws.drawn_by(lambda: (walk.put_back(), call()))  # from where the first one began
         raise
     finally:
