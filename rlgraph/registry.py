@@ -47,6 +47,12 @@ def make(id: str, max_episode_steps: int | None = None, **params) -> Environment
     return build(_definition(id), max_episode_steps=max_episode_steps, **params)
 
 
+def source_files(definition: ModuleType) -> tuple[Path, ...]:
+    """The files that a definition was read from, its own first; none where it came from no file, as at a prompt."""
+    path = getattr(definition, "__file__", None)
+    return () if path is None else (Path(path),)
+
+
 def _definition(id: str) -> ModuleType:
     if id.endswith(".py"):
         return _from_file(Path(id))
