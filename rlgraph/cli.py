@@ -24,7 +24,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from rlgraph.agents import AGENTS
-from rlgraph.errors import CaptureError, GraphError, UsageError, is_out_of_memory, unknown
+from rlgraph.errors import CaptureError, GraphError, NonFiniteError, UsageError, is_out_of_memory, unknown
 from rlgraph.registry import ENVIRONMENTS, make
 from rlgraph.terminal import terminal_console
 from rlgraph.train import Result, config_class, default_config, evaluate_run, resume, train
@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         return _complain(str(error), 2)
     except CaptureError as error:
         return _complain(f"{error}; --mode eager runs without a graph" if command == "train" else str(error), 1)
-    except GraphError as error:
+    except (GraphError, NonFiniteError) as error:
         return _complain(str(error), 1)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):

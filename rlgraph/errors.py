@@ -16,6 +16,10 @@ class GraphError(RuntimeError):
     """Something that this CUDA graph, or this driver, torch or CUDA version, does not offer."""
 
 
+class NonFiniteError(RuntimeError):
+    """A training or an evaluation has come to NaN or infinity. The message names the quantity and the iteration."""
+
+
 def first_line(error: BaseException) -> str:
     """What an error says, in one line; its type where it says nothing."""
     return str(error).strip().split("\n")[0] or type(error).__name__

@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rlgraph.checkpoint import Checkpoints
+from rlgraph.checkpoint import Checkpoints, saved
 from rlgraph.config import TrainConfig
+from rlgraph.errors import NonFiniteError
+from rlgraph.finite import ADVICE, bad_array, bad_metric
 from rlgraph.metrics import MetricsLog
 
 
@@ -93,7 +95,11 @@ class Loop:
                 break
 
     def record(self, pending) -> None:
-        """Log what a launch, of which `iterate` gave `pending`, came to, one iteration after the other."""
+        """Log what a launch, of which `iterate` gave `pending`, came to, one iteration after the other.
+
+        Raises:
+            NonFiniteError: a metric is NaN or infinite.
+        """
         rows = pending.get()
         self.clock.tick(len(rows))
         for row in rows:
@@ -101,6 +107,7 @@ class Loop:
 
     def _record_iteration(self, raw: dict[str, float]) -> None:
         self.iterations += 1
+        bad = bad_metric(raw)
         return_sum, length_sum = raw.pop("episode_return_sum"), raw.pop("episode_length_sum")
         episodes = raw["episodes"]
         self.return_sum += return_sum
@@ -113,6 +120,8 @@ class Loop:
             "steps_per_second": self.steps_per_second(),
         }
         self.log.write(self.steps, metrics)
+        if bad:
+            raise self._not_finite(f"{bad} in")
         if self.progress:
             self.progress(self.steps, self.config.num_iterations * self.config.batch_size, metrics)
 
@@ -123,10 +132,20 @@ class Loop:
             **self.clock.state(),
             "score": self.return_sum / self.episodes if self.episodes else None,
         }
+        state, policy = trainer.state_arrays(), trainer.arrays()
+        if bad := bad_array(state):  # of the last iteration's updates: no metric has seen what they led to
+            raise self._not_finite(f"{bad} after")
         self.log.sync()
-        self.checkpoints.save(done, trainer.state_arrays(), trainer.arrays())
+        self.checkpoints.save(done, state, policy)
         self.return_sum = self.episodes = 0.0
         self.saved_at = time.perf_counter()
+
+    def _not_finite(self, found: str) -> NonFiniteError:
+        kept = [*saved(self.checkpoints.run).values()]
+        last = f"{str(kept[-1])!r} is the last state from before" if kept else "no checkpoint was due before"
+        return NonFiniteError(
+            f"{found} iteration {self.iterations} ({self.steps} steps), so the training stops: {ADVICE}; {last}"
+        )
 
     def steps_per_second(self) -> float:
         """Over the iterations after each process's first launch, which compiles; NaN before there are any."""

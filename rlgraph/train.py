@@ -28,6 +28,7 @@ from rlgraph.checkpoint import (
 from rlgraph.config import SEEDS, TrainConfig, check_episodes, check_seed
 from rlgraph.environment import Environment
 from rlgraph.errors import UsageError, unknown
+from rlgraph.finite import check_returns
 from rlgraph.loop import Clock, Loop, deferred_interrupt
 from rlgraph.metrics import MetricsLog
 from rlgraph.registry import make
@@ -108,6 +109,8 @@ def train(agent: str, config: TrainConfig, progress: Callable[[int, int, dict], 
     Raises:
         UsageError: a wrong name or value, or no folder can be made where the run should go.
         OSError: the disk is full or gone.
+        NonFiniteError: a metric, what was learned, or a return of the evaluation is NaN or infinite. Checkpoints
+            from before are kept.
         KeyboardInterrupt: Ctrl-C before there was a policy to save, or a second one.
     """
     env = make(config.env)
@@ -138,7 +141,7 @@ def resume(run_dir: str, progress: Callable[[int, int, dict], Any] | None = None
 
     Raises:
         UsageError: not a run folder, one in use, or one whose checkpoints are damaged or of another run.
-        OSError, KeyboardInterrupt: as `train`.
+        OSError, NonFiniteError, KeyboardInterrupt: as `train`.
     """
     folder = existing_folder(run_dir)
     with named_in_errors(folder), locked(folder):
@@ -200,6 +203,7 @@ class _Run:
             if not interrupted:
                 seed = (config.seed + EVAL_SEED_OFFSET) % SEEDS
                 returns = self.trainer.evaluate_policy(self.trainer.policy, self.env, config.eval_episodes, seed)
+                check_returns(returns)
         except KeyboardInterrupt:  # the policy is saved already, only its evaluation is lost
             interrupted = True
         result = self._result(loop, returns, interrupted)
@@ -248,6 +252,7 @@ def evaluate_run(
 
     Raises:
         UsageError: not a run folder, a damaged one, no such checkpoint, a wrong name, or no such number of episodes.
+        NonFiniteError: a return is NaN or infinite.
     """
     check_episodes("episodes", episodes)
     folder = existing_folder(run_dir)
@@ -257,7 +262,9 @@ def evaluate_run(
     env = make(config.env)
     trainer = trainer_class(agent, backend or config.backend)
     arrays = choose(folder, checkpoint).policy if checkpoint else load_policy(_policy_file(folder))
-    return trainer.evaluate_policy(trainer.load_policy(config, env, arrays), env, episodes, seed)
+    returns = trainer.evaluate_policy(trainer.load_policy(config, env, arrays), env, episodes, seed)
+    check_returns(returns)
+    return returns
 
 
 def _policy_file(folder: Path) -> Path:

@@ -25,6 +25,7 @@ from rlgraph.bench.results import count, errors_in_a_line, out_options, write_me
 from rlgraph.config import SEEDS
 from rlgraph.environment import Environment
 from rlgraph.errors import UsageError
+from rlgraph.finite import check_learned
 from rlgraph.train import EVAL_SEED_OFFSET, default_config
 
 
@@ -40,6 +41,7 @@ def train(config: PPOConfig, env: Environment, target: float, eval_episodes: int
     wait(trainer.device)
     done = time.perf_counter()
     iterations = run.loop.iterations()
+    check_learned(trainer, f"after {iterations} iterations")
     seed = (config.seed + EVAL_SEED_OFFSET) % SEEDS
     returns = trainer.evaluate_policy(trainer.policy, env, config.eval_episodes, seed)
     return {

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rlgraph.bench.provenance import provenance
 from rlgraph.checkpoint import write_atomically
-from rlgraph.errors import CaptureError, GraphError, UsageError
+from rlgraph.errors import CaptureError, GraphError, NonFiniteError, UsageError
 
 VERSION = 1
 OPTIONAL = type(None)
@@ -150,7 +150,7 @@ def errors_in_a_line() -> Iterator[None]:
     """Around what a script does: mistakes are printed as one line, and it exits with code 2."""
     try:
         yield
-    except (UsageError, GraphError, CaptureError) as error:
+    except (UsageError, GraphError, CaptureError, NonFiniteError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
 

@@ -21,6 +21,7 @@ from rlgraph.bench.provenance import clocks, provenance
 from rlgraph.config import SEEDS, TrainConfig, check_at_least_one
 from rlgraph.environment import Environment
 from rlgraph.errors import UsageError
+from rlgraph.finite import check_learned, check_returns
 from rlgraph.registry import make
 from rlgraph.terminal import terminal_console
 from rlgraph.train import EVAL_SEED_OFFSET, config_class, default_config, trainer_class
@@ -63,6 +64,7 @@ def solve(agent: str, config: TrainConfig, env: Environment, target: float, chec
     evaluations = _train(trainer, play, target, check_every, show)
     seconds = time.perf_counter() - started
     steps, mean_return = evaluations[-1]
+    check_learned(trainer, f"after {steps} steps")
     return {
         "seed": config.seed,
         "solved": mean_return >= target,
@@ -96,7 +98,9 @@ def _train(trainer, play: Callable[[], np.ndarray], target: float, check_every: 
         trainer.iterate()
         if iteration % check_every >= K and iteration < config.num_iterations:  # not the first launch since
             continue
-        evaluations.append([iteration * config.batch_size, float(play().mean())])  # waits for the device
+        returns = play()  # waits for the device
+        check_returns(returns)
+        evaluations.append([iteration * config.batch_size, float(returns.mean())])
         if evaluations[-1][1] >= target:
             break
         if time.perf_counter() - shown >= SHOWN_EVERY:
