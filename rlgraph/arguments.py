@@ -8,9 +8,10 @@ import math
 import numbers
 import operator
 import os
+from collections.abc import Iterable
 from typing import Any
 
-from rlgraph.errors import UsageError
+from rlgraph.errors import UsageError, unknown
 
 
 def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
@@ -72,6 +73,18 @@ def text(name: str, value: Any) -> str:
     if not isinstance(found, str):
         raise UsageError(f"{name} must be a text, but is {shown(value)}")
     return str(found)
+
+
+def choice(kind: str, value: Any, known: Iterable[str]) -> str:
+    """One of the texts that are `known`.
+
+    Raises:
+        UsageError: `value` is none of them; the message names the nearest.
+    """
+    known = list(known)
+    if not isinstance(value, str) or value not in known:
+        raise unknown(kind, value if isinstance(value, str) else shown(value), known)
+    return str(value)
 
 
 def shown(value: Any) -> str:
