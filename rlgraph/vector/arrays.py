@@ -47,9 +47,9 @@ def plain_tensor(tensor: Any) -> Any:
     if tensor.is_meta:
         raise ValueError("a meta tensor has no numbers")
     if tensor.is_nested or str(tensor.layout) != "torch.strided":
-        raise ValueError("a nested or sparse tensor is no array: give one as to_dense() or to_padded_tensor() makes it")
+        raise ValueError("a nested or sparse tensor is no array: give it as to_padded_tensor() or to_dense() makes it")
     if tensor.is_quantized:
-        raise ValueError("a quantized tensor holds no numbers: give one as dequantize() makes it")
+        raise ValueError("a quantized tensor holds codes for numbers: give it as dequantize() makes it")
     tensor = tensor.detach()
     return tensor.float() if tensor.is_floating_point() else tensor
 
@@ -75,5 +75,8 @@ def _with_numbers(array: np.ndarray) -> np.ndarray:
         return array.astype(np.int64 if "int" in array.dtype.name else np.float32)  # JAX's narrow types
     if array.dtype == object and all(isinstance(x, numbers.Real) and not isinstance(x, bool) for x in array.flat):
         integers = all(isinstance(x, numbers.Integral) for x in array.flat)
-        return array.astype(np.int64 if integers else np.float64)  # OverflowError: an integer of more than 64 bits
+        try:
+            return array.astype(np.int64 if integers else np.float64)
+        except OverflowError:
+            raise ValueError("a number among them does not fit in 64 bits") from None
     return array
