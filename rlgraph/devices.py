@@ -102,7 +102,7 @@ def torch_single_thread(device):
 
 
 def _parse(name: str) -> tuple[str, int | None]:
-    match = re.fullmatch(r"(cpu|cuda|gpu)(?::([0-9]{1,99}))?", name)
+    match = re.fullmatch(r"(cpu|cuda|gpu)(?::([0-9]{1,50}))?", name)
     if match is None:
         raise unknown("device", name, KNOWN)
     platform, index = match.groups()

@@ -37,16 +37,16 @@ def checked_seed(seed: Any) -> int:
 
 
 def check_spaces_fit(env: Environment, num_envs: int) -> None:
-    """UsageError where Gymnasium's spaces of so many environments would fill the memory: a system that is out of it may
-    kill the process without a word."""
+    """UsageError where Gymnasium's spaces of so many environments would take half of the memory: a system that is out
+    of it may kill the process without a word."""
     space = env.observation_space
     # Lower and upper bounds, and for each whether there is one; twice, while they are made.
     needed = 4 * num_envs * math.prod(space.shape) * (space.dtype.itemsize + 1)
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > there:
+    if 2 * needed > there:
         raise UsageError(
-            f"num_envs = {shown(num_envs)} is too many: their observation space alone takes {needed / 2**30:.3g} GiB, "
-            f"and this machine has {there / 2**30:.3g}"
+            f"num_envs = {shown(num_envs)} is too many: the bounds of their observations alone would take half of this "
+            f"machine's {there / 2**30:.3g} GiB; choose fewer"
         )
 
 
