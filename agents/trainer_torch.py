@@ -82,7 +82,8 @@ class Trainer:
         """
         if self._replays:  # precision and threads are the captured kernels' own: the host has nothing to set
             return self._readbacks.start(self._run())
-        with torch.inference_mode(False), torch_matmul_precision(self.config.precision), torch_single_thread(self.device):
+        precision = torch_matmul_precision(self.config.precision)
+        with torch.inference_mode(False), precision, torch_single_thread(self.device):
             return self._readbacks.start(self._run())
 
     def _iterations(self) -> torch.Tensor:

@@ -13,7 +13,6 @@ from rlgraph import registry
 from rlgraph.arguments import choice, integer, text
 from rlgraph.backend import BACKENDS
 from rlgraph.devices import device_name
-from rlgraph.errors import UsageError
 from rlgraph.vector.base import check_spaces_fit, checked_seed, short_memory_is_an_error
 
 OUTPUTS = ("tensor", "numpy")
