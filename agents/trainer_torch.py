@@ -45,6 +45,7 @@ class Trainer:
         stopped: with mode "auto" on a GPU, where an iteration cannot be captured: what stopped it, and what would help.
     """
 
+    @torch.inference_mode(False)  # which enables gradients too, whatever the caller's mode
     def __init__(self, config: TrainConfig, env: Environment):
         self.config, self.env = config, env
         self.device = torch_device(config.device)
@@ -81,7 +82,8 @@ class Trainer:
         """
         if self._replays:  # precision and threads are the captured kernels' own: the host has nothing to set
             return self._readbacks.start(self._run())
-        with torch_matmul_precision(self.config.precision), torch_single_thread(self.device):
+        precision = torch_matmul_precision(self.config.precision)
+        with torch.inference_mode(False), precision, torch_single_thread(self.device):
             return self._readbacks.start(self._run())
 
     def _iterations(self) -> torch.Tensor:

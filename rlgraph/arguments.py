@@ -8,9 +8,10 @@ import math
 import numbers
 import operator
 import os
+from collections.abc import Iterable
 from typing import Any
 
-from rlgraph.errors import UsageError
+from rlgraph.errors import UsageError, cut, unknown
 
 
 def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
@@ -68,10 +69,25 @@ def text(name: str, value: Any) -> str:
     Raises:
         UsageError: `value` is neither.
     """
-    found = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    try:
+        found = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    except Exception:  # whatever a foreign object raises, it is no path
+        found = None
     if not isinstance(found, str):
         raise UsageError(f"{name} must be a text, but is {shown(value)}")
     return str(found)
+
+
+def choice(kind: str, value: Any, known: Iterable[str]) -> str:
+    """One of the texts that are `known`.
+
+    Raises:
+        UsageError: `value` is none of them; the message names the nearest.
+    """
+    known = list(known)
+    if isinstance(value, str) and value in known:
+        return str(value)
+    raise unknown(kind, value if isinstance(value, str) else shown(value), known)
 
 
 def shown(value: Any) -> str:
@@ -80,7 +96,7 @@ def shown(value: Any) -> str:
         words = " ".join(repr(value).split())
     except Exception:  # an int of 5,000 digits, say, which Python refuses to write
         words = f"a {type(value).__name__}"
-    return words if len(words) <= 80 else words[:77] + "..."
+    return cut(words)
 
 
 def _is_bool(value: Any) -> bool:

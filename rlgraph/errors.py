@@ -33,6 +33,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+def cut(words: str) -> str:
+    """Not longer than one can read."""
+    return words if len(words) <= 80 else f"{words[:77]}..."
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """An error for a name that is not in `known`, with the nearest known name in it.
 
@@ -42,4 +47,4 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     folded = {k.casefold(): k for k in known}
     near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.5)
     hint = f"did you mean {folded[near[0]]!r}?" if near else f"known: {', '.join(sorted(known))}"
-    return UsageError(f"unknown {kind} {name!r}; {hint}")
+    return UsageError(f"unknown {kind} {cut(name)!r}; {hint}")

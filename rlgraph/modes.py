@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rlgraph.errors import unknown
+from rlgraph.arguments import choice
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ def resolve(backend: str, mode: str, on_gpu: bool) -> str:
     applies depends on environment and policy (`rlgraph.rollout.fused.why_not`), so torch's trainers decide that.
 
     Raises:
-        UsageError: the backend has no such mode.
+        UsageError: there is no such backend, or it has no such mode.
     """
+    known = MODES[choice("backend", backend, MODES)]
+    mode = choice(f"{backend} mode", mode, ["auto", *known])
     if mode == "auto":
         return "graph" if on_gpu else {"torch": "eager", "jax": "jit"}[backend]
-    if mode not in MODES[backend]:
-        raise unknown(f"{backend} mode", mode, ["auto", *MODES[backend]])
     return mode
 
 

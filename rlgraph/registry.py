@@ -3,12 +3,14 @@
 import functools
 import importlib
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
 
+from rlgraph.arguments import choice, integer, shown, text
 from rlgraph.environment import Environment, build
-from rlgraph.errors import UsageError, unknown
+from rlgraph.errors import UsageError
 
 # Written out: nothing is scanned, and nothing is imported before it is asked for.
 ENVIRONMENTS: dict[str, str | ModuleType] = {
@@ -20,6 +22,9 @@ ENVIRONMENTS: dict[str, str | ModuleType] = {
 }
 
 
+MOST_STEPS = 2**31 - 1  # of an episode: they are counted in an int32
+
+
 def register(definition: ModuleType) -> None:
     """Make a definition known under its `ID`, replacing an earlier one of that name.
 
@@ -27,13 +32,18 @@ def register(definition: ModuleType) -> None:
         definition: a module that keeps the contract of `rlgraph.environment`.
 
     Raises:
-        UsageError: the definition breaks the contract.
+        UsageError: it is no module, or breaks the contract.
     """
+    if not isinstance(definition, ModuleType):
+        raise UsageError(
+            f"definition must be a module, as `import my_env` gives it, but is {shown(definition)}; rlgraph.make takes "
+            "the path of a file"
+        )
     build(definition)
     ENVIRONMENTS[definition.ID] = definition
 
 
-def make(id: str, max_episode_steps: int | None = None, **params) -> Environment:
+def make(id: str | os.PathLike, max_episode_steps: int | None = None, **params) -> Environment:
     """The environment of a registered name, or of a Python file.
 
     Args:
@@ -44,7 +54,9 @@ def make(id: str, max_episode_steps: int | None = None, **params) -> Environment
     Raises:
         UsageError: no such name, file or parameter, or a definition that breaks the contract.
     """
-    return build(_definition(id), max_episode_steps=max_episode_steps, **params)
+    if max_episode_steps is not None:
+        max_episode_steps = integer("max_episode_steps", max_episode_steps, most=MOST_STEPS)
+    return build(_definition(text("id", id)), max_episode_steps=max_episode_steps, **params)
 
 
 def source_files(definition: ModuleType) -> tuple[Path, ...]:
@@ -56,14 +68,16 @@ def source_files(definition: ModuleType) -> tuple[Path, ...]:
 def _definition(id: str) -> ModuleType:
     if id.endswith(".py"):
         return _from_file(Path(id))
-    if id not in ENVIRONMENTS:
-        raise unknown("environment", id, ENVIRONMENTS)
-    found = ENVIRONMENTS[id]
+    found = ENVIRONMENTS[choice("environment", id, ENVIRONMENTS)]
     return importlib.import_module(found) if isinstance(found, str) else found
 
 
 def _from_file(path: Path) -> ModuleType:
-    if not path.is_file():
+    try:
+        found = path.is_file()
+    except OSError as error:  # a name that is too long, a folder that nobody may look into
+        raise UsageError(f"cannot read environment file {shown(str(path))}: {error.strerror}") from error
+    if not found:
         raise UsageError(f"no environment file {str(path)!r}: give the path of a Python file, or a known name")
     return _load(path.resolve(), path.stat().st_mtime_ns)
 

@@ -4,6 +4,8 @@ import contextlib
 import dataclasses
 import importlib
 import json
+import numbers
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlgraph.agents import AGENTS
+from rlgraph.arguments import choice, integer, shown, text
 from rlgraph.backend import BACKENDS
 from rlgraph.checkpoint import (
     BEGINNING,
@@ -26,8 +29,9 @@ from rlgraph.checkpoint import (
     say,
 )
 from rlgraph.config import SEEDS, TrainConfig, check_episodes, check_seed
+from rlgraph.devices import device_name
 from rlgraph.environment import Environment
-from rlgraph.errors import UsageError, unknown
+from rlgraph.errors import UsageError
 from rlgraph.finite import check_returns
 from rlgraph.loop import Clock, Loop, deferred_interrupt
 from rlgraph.metrics import MetricsLog
@@ -78,15 +82,14 @@ def config_class(agent: str) -> type[TrainConfig]:
 
 def default_config(agent: str, env: str) -> TrainConfig:
     """The configuration that ships for an agent on an environment, else the agent's own defaults."""
+    env = text("env", env)
     defaults = importlib.import_module(_agent(agent).config).DEFAULTS
     return defaults.get(env) or dataclasses.replace(config_class(agent)(), env=env)
 
 
 def trainer_class(agent: str, backend: str) -> type:
     """What trains (see rlgraph.agents.trainer_torch and trainer_jax), and plays what was trained."""
-    if backend not in BACKENDS:
-        raise unknown("backend", backend, BACKENDS)
-    entry = _agent(agent)
+    entry, backend = _agent(agent), choice("backend", backend, BACKENDS)
     return getattr(importlib.import_module(getattr(entry, backend)), entry.trainer)
 
 
@@ -113,6 +116,9 @@ def train(agent: str, config: TrainConfig, progress: Callable[[int, int, dict], 
             from before are kept.
         KeyboardInterrupt: Ctrl-C before there was a policy to save, or a second one.
     """
+    if not isinstance(config, cls := config_class(agent)):
+        raise UsageError(f"config must be a {cls.__name__}, which {agent} takes, but is {shown(config)}")
+    _check_progress(progress)
     env = make(config.env)
     if env.max_episode_steps is None:
         raise UsageError(f"environment {env.id!r} has no time limit: give it MAX_EPISODE_STEPS, evaluation needs it")
@@ -127,7 +133,7 @@ def train(agent: str, config: TrainConfig, progress: Callable[[int, int, dict], 
         return run.to_the_end(progress)
 
 
-def resume(run_dir: str, progress: Callable[[int, int, dict], Any] | None = None) -> Result:
+def resume(run_dir: str | os.PathLike, progress: Callable[[int, int, dict], Any] | None = None) -> Result:
     """Go on with a run that was killed or interrupted, from its last checkpoint, as if nothing had happened.
 
     A damaged checkpoint is passed over. What is unusual is said on stderr.
@@ -143,6 +149,8 @@ def resume(run_dir: str, progress: Callable[[int, int, dict], Any] | None = None
         UsageError: not a run folder, one in use, or one whose checkpoints are damaged or of another run.
         OSError, NonFiniteError, KeyboardInterrupt: as `train`.
     """
+    run_dir = text("run_dir", run_dir)
+    _check_progress(progress)
     folder = existing_folder(run_dir)
     with named_in_errors(folder), locked(folder):
         agent, config = read_config(folder, config_class)
@@ -233,12 +241,12 @@ class _Run:
 
 
 def evaluate_run(
-    run_dir: str,
+    run_dir: str | os.PathLike,
     episodes: int = 100,
     seed: int = 0,
     backend: str | None = None,
     device: str = "auto",
-    checkpoint: str | None = None,
+    checkpoint: str | int | None = None,
 ) -> np.ndarray:
     """Returns [episodes] of a run's policy, played greedily.
 
@@ -254,11 +262,14 @@ def evaluate_run(
         UsageError: not a run folder, a damaged one, no such checkpoint, a wrong name, or no such number of episodes.
         NonFiniteError: a return is NaN or infinite.
     """
+    episodes, seed = integer("episodes", episodes), integer("seed", seed)
     check_episodes("episodes", episodes)
-    folder = existing_folder(run_dir)
+    folder = existing_folder(text("run_dir", run_dir))
     check_seed(seed)
+    backend = None if backend is None else choice("backend", backend, BACKENDS)
+    checkpoint = None if checkpoint is None else _checkpoint_name(checkpoint)
     agent, config = read_config(folder, config_class)
-    config = dataclasses.replace(config, device=device)
+    config = dataclasses.replace(config, device=device_name(device))
     env = make(config.env)
     trainer = trainer_class(agent, backend or config.backend)
     arrays = choose(folder, checkpoint).policy if checkpoint else load_policy(_policy_file(folder))
@@ -279,6 +290,15 @@ def _policy_file(folder: Path) -> Path:
 
 
 def _agent(name: str):
-    if name not in AGENTS:
-        raise unknown("agent", name, AGENTS)
-    return AGENTS[name]
+    return AGENTS[choice("agent", name, AGENTS)]
+
+
+def _check_progress(progress: Any) -> None:
+    if progress is not None and not callable(progress):
+        raise UsageError(f"progress must be a function, but is {shown(progress)}")
+
+
+def _checkpoint_name(checkpoint: str | int) -> str:
+    if not isinstance(checkpoint, (str, numbers.Integral)) or isinstance(checkpoint, bool):
+        raise UsageError(f"checkpoint must be last, best or a number of steps, but is {shown(checkpoint)}")
+    return str(checkpoint)

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -27,7 +28,13 @@ from rlgraph.graph.recording import (
     stream_of_its_own,
 )
 from rlgraph.graph.state import check_tensors, device_of, generators_of, leaving_no_trace, tensors_of
-from rlgraph.graph.uncapturable import Uncapturable, line_of, synchronising_is_an_error_in_this_thread
+from rlgraph.graph.uncapturable import (
+    Uncapturable,
+    line_of,
+    missing_option,
+    optimizer_in,
+    synchronising_is_an_error_in_this_thread,
+)
 from rlgraph.graph.user_code import code_that_runs, warn
 from rlgraph.graph.watch import SIMPLE, Watched, name_of, putting_back_python
 
@@ -468,17 +475,21 @@ class Graph:
         return [generator.get_offset() for generator in (own, *self._generators)]
 
     def _error(self, error: Exception) -> CaptureError:
-        return CaptureError(
-            f"{self._name} cannot be captured: {first_line(error)} at {line_of(error)}; constants must be made "
-            "before the capture, generators named in `generators`, and no value read on the host"
+        advice = (
+            "constants must be made before the capture, generators named in `generators`, and no value read on the host"
         )
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        optimizer = optimizer_in(reversed(frames))
+        if optimizer is not None and (option := missing_option(optimizer)) is not None:
+            advice = f"make {type(optimizer).__name__} with {option}=True"
+        return CaptureError(f"{self._name} cannot be captured: {first_line(error)} at {line_of(error)}; {advice}")
 
     def _diagnose(self):
         """Run `fn` once, watching its operations, and raise for the first that a graph cannot hold.
 
         Inside compiled code there would be no operations to watch.
         """
-        with Uncapturable(self._name, may_draw=not self._part):
+        with Uncapturable(self._name, may_draw=not self._part, captures=self.captured):
             outputs = self._uncompiled()
         self._check_outputs(outputs)
 

@@ -48,7 +48,8 @@ class _Slot:
 
     def __init__(self, like: torch.Tensor):
         self._device = like.device
-        self._host = torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
+        with torch.inference_mode(False):  # else a copy outside that mode could not be written to it
+            self._host = torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
         # torch.Event and torch.accelerator: torch.cuda.current_stream makes an object in Python, for 4 µs.
         self._copied = torch.Event(like.device.type) if like.is_cuda else None
         self.turn = 0

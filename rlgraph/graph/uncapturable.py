@@ -3,7 +3,9 @@
 import contextlib
 import threading
 import traceback
+import types
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -36,15 +38,24 @@ A_DRAW = (
     "draws that count on the device, such as those of rlgraph.fused"
 )
 
+# Where code begins that is not the user's.
+INSIDE = (*(str(Path(file).parent) for file in (torch.__file__, __file__)), warnings.__file__, "<")
 SYNCHRONISES = "called a synchronizing CUDA operation"  # torch's words in its synchronisation debug mode
 
 
 class Uncapturable(TorchDispatchMode):
-    """Raises CaptureError at the first operation that cannot be captured."""
+    """Raises CaptureError at the first operation that cannot be captured.
 
-    def __init__(self, name, may_draw):
+    Args:
+        name: of the function, for the error.
+        may_draw: whether it may draw from torch's generators.
+        captures: whether this device captures. Where it does not, an optimiser may read its numbers if it need not on
+            a GPU, by `capturable=True`: torch takes that option on no CPU.
+    """
+
+    def __init__(self, name: str, may_draw: bool, captures: bool):
         super().__init__()
-        self._name, self._may_draw = name, may_draw
+        self._name, self._may_draw, self._captures = name, may_draw, captures
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -55,9 +66,14 @@ class Uncapturable(TorchDispatchMode):
         found = _uncapturable(func, args, kwargs)
         if found is None and not self._may_draw and torch.Tag.nondeterministic_seeded in func.tags:
             found = f"{func.overloadpacket.__name__}: {A_DRAW},"
-        if found is not None:
-            raise CaptureError(f"{self._name} cannot be captured: {found} at {line_of(None)}")
-        return func(*args, **kwargs)
+        if found is None:
+            return func(*args, **kwargs)
+        optimizer = optimizer_in(frame for frame, _ in traceback.walk_stack(None))
+        if optimizer is not None:
+            if not self._captures and "capturable" in optimizer.defaults:
+                return func(*args, **kwargs)
+            found = f"{func.overloadpacket.__name__}: {_reads_on_the_host(optimizer)},"
+        raise CaptureError(f"{self._name} cannot be captured: {found} at {line_of(None)}")
 
 
 def _uncapturable(func, args, kwargs) -> str | None:
@@ -85,11 +101,37 @@ def _is_a_fill(name, args) -> bool:
     return one_mask and value.device.type == "cpu" and value.numel() == 1
 
 
+def optimizer_in(frames: Iterable[types.FrameType]) -> torch.optim.Optimizer | None:
+    """torch's optimiser whose own code runs: not the user's, in a closure or in a `step`.
+
+    Args:
+        frames: the innermost first.
+    """
+    for frame in frames:
+        if not frame.f_code.co_filename.startswith(INSIDE):
+            return None
+        if isinstance(owner := frame.f_locals.get("self"), torch.optim.Optimizer):
+            return owner
+    return None
+
+
+def missing_option(optimizer: torch.optim.Optimizer) -> str | None:
+    """The option that an optimiser lacks for reading nothing on the host; None: it has it, or there is none."""
+    option = next((name for name in ("capturable", "fused") if name in optimizer.defaults), None)
+    return None if option is None or all(group[option] for group in optimizer.param_groups) else option
+
+
+def _reads_on_the_host(optimizer: torch.optim.Optimizer) -> str:
+    reads, option = f"{type(optimizer).__name__} reads its numbers on the host", missing_option(optimizer)
+    if option is None:
+        return f"{reads}, and no option keeps it from that; use another one, such as Adam with capturable=True"
+    return f"{reads}; make it with {option}=True"
+
+
 def line_of(error: BaseException | None) -> str:
     """file:line of the innermost frame outside torch and this package, of an error or of the current call."""
     frames = traceback.extract_tb(error.__traceback__) if error else traceback.extract_stack()
-    inside = (*(str(Path(file).parent) for file in (torch.__file__, __file__)), warnings.__file__, "<")
-    outside = [frame for frame in frames if not frame.filename.startswith(inside)]
+    outside = [frame for frame in frames if not frame.filename.startswith(INSIDE)]
     if not outside:
         return "an unknown line"
     frame, most = outside[-1], 100

@@ -3,21 +3,23 @@
 `base` holds what both backends share; `torch` and `jax` are thin, and imported only when asked for.
 """
 
-import numbers
+import os
 from typing import Any
 
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rlgraph import registry
+from rlgraph.arguments import choice, integer, text
 from rlgraph.backend import BACKENDS
-from rlgraph.errors import UsageError, unknown
+from rlgraph.devices import device_name
+from rlgraph.vector.base import check_spaces_fit, checked_seed, short_memory_is_an_error
 
 OUTPUTS = ("tensor", "numpy")
 
 
 def make_vec(
-    id: str,
+    id: str | os.PathLike,
     num_envs: int = 1,
     backend: str = "torch",
     device: Any = None,
@@ -34,7 +36,7 @@ def make_vec(
         id: a registered name, "CartPole-v1", or the path of a definition, "my_env.py".
         num_envs: B, at least 1.
         backend: "torch" or "jax"; the other one is never imported.
-        device: "cpu", "cuda", "cuda:1"; None for a GPU where there is one.
+        device: "cpu", "cuda", "cuda:1", or a device of torch or of JAX; None for a GPU where there is one.
         mode: how a step runs. torch: "eager", "compile", "graph-uncompiled" or "graph" (compiled, then
             replayed as one CUDA graph), "fused" (one kernel, captured); jax: "eager", "jit" or "graph" (with
             command buffers). "auto" is "graph" on a GPU, else "eager" (torch) or "jit" (jax); in torch, where a
@@ -47,28 +49,29 @@ def make_vec(
         params: fields of the environment's `Params` to replace, such as `g=9.81`.
 
     Raises:
-        UsageError: an argument that is none of these; the message names what to write instead.
+        UsageError: an argument that is none of these, or more environments than there is memory for; the message names
+            what to write instead.
     """
-    if backend not in BACKENDS:
-        raise unknown("backend", str(backend), BACKENDS)
-    if output not in OUTPUTS:
-        raise unknown("output", str(output), OUTPUTS)
-    if not isinstance(num_envs, numbers.Integral) or isinstance(num_envs, bool) or num_envs < 1:
-        raise UsageError(f"num_envs must be an integer of at least 1, but is {num_envs!r}")
+    id = text("id", id)
+    backend, output = choice("backend", backend, BACKENDS), choice("output", output, OUTPUTS)
+    num_envs = integer("num_envs", num_envs, least=1)
+    seed = None if seed is None else checked_seed(seed)
+    device = None if device is None else device_name(device)
     autoreset_mode = _autoreset_mode(autoreset_mode)
     env = registry.make(id, max_episode_steps, **params)
+    check_spaces_fit(env, num_envs)
 
     # So that gymnasium.make_vec(env.spec, num_envs=...) makes another one.
     kwargs = {
         "id": id,
         "backend": backend,
-        "device": None if device is None else str(device),
+        "device": device,
         "mode": mode,
         "seed": seed,
         "autoreset_mode": autoreset_mode.value,
         "output": output,
         **({"max_episode_steps": -1} if env.max_episode_steps is None else {}),
-        **params,
+        **{name: getattr(env.params, name) for name in params},  # as Python's own numbers
     }
     spec = EnvSpec(
         env.id,
@@ -81,13 +84,11 @@ def make_vec(
         from rlgraph.vector.torch import TorchVectorEnv as Backend
     else:
         from rlgraph.vector.jax import JaxVectorEnv as Backend
-    return Backend(env, spec, int(num_envs), device, mode, seed, autoreset_mode, output)
+    with short_memory_is_an_error(num_envs):
+        return Backend(env, spec, num_envs, device, mode, seed, autoreset_mode, output)
 
 
 def _autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
     if isinstance(mode, AutoresetMode):
         return mode
-    known = [m.value for m in AutoresetMode]
-    if mode not in known:
-        raise unknown("autoreset_mode", str(mode), known)
-    return AutoresetMode(mode)
+    return AutoresetMode(choice("autoreset_mode", mode, [m.value for m in AutoresetMode]))

@@ -1,8 +1,11 @@
 """What the vector environments of both backends share: Gymnasium's interface, its checks and infos."""
 
+import contextlib
 import dataclasses
-import operator
+import math
+import os
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -11,13 +14,51 @@ from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
+from rlgraph.arguments import integer, shown
 from rlgraph.config import check_seed
 from rlgraph.environment import DISABLED, SAME_STEP, Environment, replace_params
-from rlgraph.errors import UsageError
+from rlgraph.errors import UsageError, first_line, is_out_of_memory
+from rlgraph.vector.arrays import is_on_cuda, on_host
 
 Array = Any
 STEPS_BETWEEN_CHECKS = 256  # of the out-of-range flag, where nothing else reads the device
-KINDS = {"b": "booleans", "f": "floats", "c": "complex numbers"}  # numpy's dtype.kind, in words
+# numpy's dtype.kind, in words
+KINDS = {"b": "booleans", "f": "floats", "c": "complex numbers", "U": "texts", "S": "bytes", "O": "objects"}
+
+
+def checked_seed(seed: Any) -> int:
+    """UsageError where it is no integer in [0, 2**32)."""
+    try:
+        seed = integer("seed", seed)
+    except UsageError:
+        raise UsageError(f"seed must be one integer for the whole batch, but is {shown(seed)}") from None
+    check_seed(seed)
+    return seed
+
+
+def check_spaces_fit(env: Environment, num_envs: int) -> None:
+    """UsageError where Gymnasium's spaces of so many environments would take half of the memory: a system that is out
+    of it may kill the process without a word."""
+    space = env.observation_space
+    # Lower and upper bounds, and for each whether there is one; twice, while they are made.
+    needed = 4 * num_envs * math.prod(space.shape) * (space.dtype.itemsize + 1)
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if 2 * needed > there:
+        raise UsageError(
+            f"num_envs = {shown(num_envs)} is too many: the bounds of their observations alone would take half of this "
+            f"machine's {there / 2**30:.3g} GiB; choose fewer"
+        )
+
+
+@contextlib.contextmanager
+def short_memory_is_an_error(num_envs: int):
+    """UsageError where so many environments find no memory."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UsageError(f"there is not enough memory for num_envs = {num_envs}: choose fewer") from error
 
 
 class VectorEnv(gymnasium.vector.VectorEnv):
@@ -25,14 +66,18 @@ class VectorEnv(gymnasium.vector.VectorEnv):
 
     What `reset` and `step` return is the caller's to keep and to change. Shape letter: B = num_envs.
 
-    Actions are torch tensors, numpy arrays, lists or (backend jax) jax arrays. Discrete: integers [B] of
-    any width. Box: numbers [B, *single_action_space.shape], converted to float32; beyond the bounds they go
-    to the environment as they are, as in Gymnasium.
+    Actions are arrays of any library (torch, JAX, numpy, what has DLPack or `__array__`), on any device, or lists.
+    No gradient flows back to them. What is on a GPU stays there where the environments are on one. Discrete: integers
+    [B] of any width. Box: numbers [B, *single_action_space.shape], converted to float32; beyond the bounds, and
+    infinite, they go to the environment as they are, as in Gymnasium.
 
     A Discrete action out of range is an error at once where the actions are on the host. On a GPU, reading
     them at every step would stall it: there the step takes the nearest valid action and sets a flag on the
     device. The flag is read where the host waits for the device anyway (every step with output "numpy" or
-    with AutoresetMode.DISABLED; `reset`; `close`) and every 256 steps, and raises then.
+    with AutoresetMode.DISABLED; `reset`; `close`) and every 256 steps, and raises then. A NaN in a Box action is
+    an error where the actions are on the host; on a GPU it goes to the environment.
+
+    At the end of a `with` block it is closed.
 
     Attributes:
         metadata: "autoreset_mode" holds the `AutoresetMode`.
@@ -42,7 +87,7 @@ class VectorEnv(gymnasium.vector.VectorEnv):
 
     array_type: type  # the backend's own arrays
 
-    # A backend sets `_carry` and `device`, and implements the methods at the end of this class.
+    # A backend sets `_carry`, `device` and `_on_gpu`, and implements the methods at the end of this class.
 
     def __init__(
         self,
@@ -67,13 +112,19 @@ class VectorEnv(gymnasium.vector.VectorEnv):
         self._unverified = 0  # steps taken with device actions since the flag was last read
         self._reseed(secrets.randbits(32) if seed is None else seed)
 
+    def __enter__(self) -> "VectorEnv":
+        return self
+
+    def __exit__(self, *raised) -> None:
+        self.close()
+
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Array, dict]:
         """Start new episodes: clears their step counters and flags.
 
         Args:
             seed: one integer in [0, 2**32) for the whole batch; None goes on with the running generator.
-            options: "reset_mask", [B] bool (numpy, or the backend's own array), restarts only these. Every
-                other key is a field of the environment's `Params`, for this reset only, such as `low`.
+            options: "reset_mask", a [B] bool array of any library, restarts only these. Every other key is a
+                field of the environment's `Params`, for this reset only, such as `low`.
                 JAX compiles a reset for every set of values.
 
         Returns:
@@ -83,19 +134,20 @@ class VectorEnv(gymnasium.vector.VectorEnv):
         Raises:
             ClosedEnvironmentError: after `close`.
             ResetNeeded: a mask before the first full reset.
-            UsageError: a bad seed, or a key that is no parameter of the environment.
+            UsageError: a bad seed, options that are no dict, or a key that is no parameter of the environment.
             TypeError, ValueError: a bad mask; ValueError: an earlier action was out of range, see the class.
         """
         self._require_open("reset")
         self._read_flag()
-        changes = dict(options or {})
+        changes = _checked_options(options)
         mask_B = changes.pop("reset_mask", None)
         if mask_B is not None:
             mask_B = self._valid_mask(mask_B)
         env = dataclasses.replace(self.env, params=replace_params(self.env.params, changes))
         if seed is not None:
             self._reseed(seed)
-        obs = self._start(env, mask_B)
+        with short_memory_is_an_error(self.num_envs):
+            obs = self._start(env, mask_B)
         self._started = True
         return self._given_away(obs), {}
 
@@ -126,7 +178,8 @@ class VectorEnv(gymnasium.vector.VectorEnv):
         Raises:
             ResetNeeded: before the first `reset`, or (DISABLED) an episode has ended and was not reset.
             ClosedEnvironmentError: after `close`.
-            TypeError: actions of a wrong kind; ValueError: of a wrong shape, or out of range, now or earlier.
+            TypeError: actions of a wrong kind; ValueError: of a wrong shape, not to be read, NaN, or out of range, now
+                or earlier.
         """
         self._require_open("step")
         if not self._started:
@@ -191,24 +244,21 @@ class VectorEnv(gymnasium.vector.VectorEnv):
             raise ClosedEnvironmentError(f"{what}() after close(): make a new one with rlgraph.make_vec")
 
     def _reseed(self, seed: int) -> None:
-        try:
-            seed = operator.index(seed)
-        except TypeError:
-            raise UsageError(f"seed must be one integer for the whole batch, but is {seed!r}") from None
-        check_seed(seed)
+        seed = checked_seed(seed)
         super().reset(seed=seed)  # Gymnasium's own np_random_seed
         self._seed(seed)
 
     def _valid_mask(self, mask_B: Array) -> np.ndarray:
         if not self._started:
             raise ResetNeeded("options['reset_mask'] before the first full reset(): call reset() without it first")
-        if not isinstance(mask_B, (np.ndarray, self.array_type)):
+        if not hasattr(mask_B, "__array__") and not hasattr(mask_B, "__dlpack__"):
             kind = f"{type(mask_B).__module__}.{type(mask_B).__qualname__}"
             raise TypeError(f"options['reset_mask'] must be a numpy or {self.array_type.__name__} array, got {kind}")
-        if tuple(mask_B.shape) != (self.num_envs,):
-            raise ValueError(f"options['reset_mask'] must have shape [{self.num_envs}], got {list(mask_B.shape)}")
+        mask_B = self._as_array(mask_B, "options['reset_mask']", (self.num_envs,))
         if not isinstance(mask_B, np.ndarray):
             mask_B = self._to_host(mask_B)
+        if mask_B.shape != (self.num_envs,):
+            raise ValueError(f"options['reset_mask'] must have shape [{self.num_envs}], got {list(mask_B.shape)}")
         if mask_B.dtype != np.bool_:
             raise TypeError(f"options['reset_mask'] must be of dtype bool, got {mask_B.dtype}")
         if not mask_B.any():
@@ -218,7 +268,7 @@ class VectorEnv(gymnasium.vector.VectorEnv):
     def _valid_actions(self, actions: Array, several: bool = False) -> Array:
         """The actions on the device: [B] integers or [B, *action shape] float32, or `several` steps' of them."""
         expected = (self.num_envs, *self.single_action_space.shape)
-        array = self._as_array(actions, expected)
+        array = self._as_array(actions, "actions", expected)
         if several:
             K = array.shape[0] if array.ndim else 0
             if K < 1:
@@ -234,17 +284,23 @@ class VectorEnv(gymnasium.vector.VectorEnv):
             self._unverified += self._discrete * (len(array) if several else 1)
         elif self._discrete and not (self._low <= array.min() and array.max() <= self._high):
             raise ValueError(f"actions must be in [{self._low}, {self._high}], got {array.min()} to {array.max()}")
+        elif kind == "f" and np.isnan(array).any():
+            raise ValueError("actions must be numbers, got NaN: look for what made the policy give it")
         return self._to_device(array)
 
-    def _as_array(self, actions: Array, expected: tuple) -> Array:
-        """Arrays of the backend on a GPU as they are, everything else as numpy."""
-        if isinstance(actions, self.array_type):
-            return self._own_array(actions)
+    def _as_array(self, given: Array, name: str, expected: tuple) -> Array:
+        """What is on a GPU as an array of the backend, where the environments are on one too; all else as numpy."""
         try:
-            return np.asarray(actions)
-        except (TypeError, ValueError, RuntimeError):
-            kind = type(actions).__qualname__
-            raise ValueError(f"actions must be an array of shape {list(expected)}; cannot read {kind}") from None
+            if isinstance(given, self.array_type):
+                return self._own_array(given)
+            if self._on_gpu and not isinstance(given, np.ndarray) and is_on_cuda(given):
+                return self._own_array(self._imported(given))
+            return on_host(given)
+        except Exception as error:  # whatever its library raises
+            raise ValueError(
+                f"{name} must be an array of shape {list(expected)}; cannot read {type(given).__qualname__}: "
+                f"{first_line(error)}"
+            ) from error
 
     def _read_flag(self) -> None:
         steps, self._unverified = self._unverified, 0
@@ -273,7 +329,7 @@ class VectorEnv(gymnasium.vector.VectorEnv):
         return self._to_host(array) if self.output == "numpy" else self._keepable(array)
 
     def _kind(self, array: Array) -> str:
-        """numpy's dtype.kind of what `_as_array` gave."""
+        """numpy's dtype.kind of what `_as_array` gave, or "V" for what numpy has not."""
         return array.dtype.kind
 
     def _seed(self, seed: int) -> None:
@@ -298,7 +354,12 @@ class VectorEnv(gymnasium.vector.VectorEnv):
         raise NotImplementedError
 
     def _own_array(self, array: Array) -> Array:
-        """One of the backend's arrays: itself on the GPU that this environment is on, else as numpy."""
+        """One of the backend's arrays, floats as float32: itself where it and the environments are on GPUs, else as
+        numpy."""
+        raise NotImplementedError
+
+    def _imported(self, array: Array) -> Array:
+        """An array of another library on a GPU, as one of the backend's: without the host."""
         raise NotImplementedError
 
     def _to_device(self, actions: Array) -> Array:
@@ -320,3 +381,12 @@ class VectorEnv(gymnasium.vector.VectorEnv):
     def _release(self) -> None:
         """Let go of what the device holds."""
         raise NotImplementedError
+
+
+def _checked_options(options: Any) -> dict:
+    """A copy of the options of `reset`; UsageError where they are no dict of names."""
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
+        raise UsageError(f"options must be None or a dict of names and values, but is {shown(options)}")
+    return dict(options)

@@ -11,6 +11,7 @@ from rlgraph.environment import select
 from rlgraph.errors import UsageError
 from rlgraph.graph import xla
 from rlgraph.vector import base
+from rlgraph.vector.arrays import copied, is_tensor, on_host, plain_tensor
 
 
 class JaxVectorEnv(base.VectorEnv):
@@ -20,7 +21,8 @@ class JaxVectorEnv(base.VectorEnv):
 
     def __init__(self, env, spec, num_envs, device, mode, seed, autoreset_mode, output):
         self.device = jax_device(device)
-        self.mode = modes.resolve("jax", mode, on_gpu=self.device.platform == "gpu")
+        self._on_gpu = self.device.platform == "gpu"
+        self.mode = modes.resolve("jax", mode, self._on_gpu)
         if modes.MODES["jax"][self.mode].fused:
             raise UsageError(
                 "mode fused runs whole rollouts with their policy; a JAX vector environment has no such mode"
@@ -53,15 +55,32 @@ class JaxVectorEnv(base.VectorEnv):
         self._key = jax.device_put(jax.random.key(seed), self.device)
 
     def _own_array(self, array):
-        if jnp.issubdtype(array.dtype, jnp.floating):
-            array = array.astype(jnp.float32)  # numpy has no bfloat16
-        on_gpu = all(device.platform == "gpu" for device in array.devices())
-        return array if on_gpu and self.device.platform == "gpu" else np.asarray(array)
+        if isinstance(array, jax.core.Tracer):
+            raise ValueError("a step cannot be traced: call it outside jax.jit and the like")
+        if not self._on_gpu or any(device.platform != "gpu" for device in array.devices()):
+            return on_host(array)
+        return array.astype(jnp.float32) if jnp.issubdtype(array.dtype, jnp.floating) else array
+
+    def _imported(self, array):
+        # A copy, which nobody writes to while JAX still reads it.
+        if not is_tensor(array):
+            return jax.dlpack.from_dlpack(array, copy=True) if hasattr(array, "__dlpack__") else jnp.array(array)
+        tensor = plain_tensor(array)
+        if str(tensor.dtype).startswith(("torch.int", "torch.uint")):
+            # JAX cuts integers to 32 bits; the nearest of those is out of range where the number is.
+            tensor = tensor.long().clamp(-(2**31), 2**31 - 1).int()
+        return jax.dlpack.from_dlpack(tensor.clone().contiguous())
+
+    def _kind(self, array):
+        if isinstance(array, np.ndarray):
+            return super()._kind(array)
+        kinds = {"b": jnp.bool_, "i": jnp.integer, "f": jnp.floating, "c": jnp.complexfloating}
+        return next((kind for kind, of in kinds.items() if jnp.issubdtype(array.dtype, of)), "V")
 
     def _to_device(self, actions):
         # Always a copy of a host array: device_put may alias it, and the caller may change it.
         if isinstance(actions, np.ndarray):
-            actions = np.array(actions, np.int32 if self._discrete else np.float32)
+            actions = copied(actions, np.int32 if self._discrete else np.float32)
         else:  # the widest integers that JAX has: they are narrowed after the range check
             widest = jax.dtypes.canonicalize_dtype(np.int64)
             actions = actions.astype(widest if self._discrete else jnp.float32)

@@ -17,6 +17,7 @@ from rlgraph.graph.auto import check_that_it_runs, first_that_works
 from rlgraph.graph.capture import capture
 from rlgraph.graph.compile import compiled, graph_breaks_allowed
 from rlgraph.vector import base
+from rlgraph.vector.arrays import copied, plain_tensor
 
 
 class TorchVectorEnv(base.VectorEnv):
@@ -24,14 +25,15 @@ class TorchVectorEnv(base.VectorEnv):
 
     array_type = torch.Tensor
 
+    @torch.inference_mode(False)  # what is made here is updated in place, whatever mode a step is called in
     def __init__(self, env, spec, num_envs, device, mode, seed, autoreset_mode, output):
         self.device = torch_device(device)
-        on_gpu = self.device.type == "cuda"
-        in_turn = modes.in_turn(mode, modes.resolve("torch", mode, on_gpu), on_gpu)
+        self._on_gpu = self.device.type == "cuda"
+        in_turn = modes.in_turn(mode, modes.resolve("torch", mode, self._on_gpu), self._on_gpu)
         self._generator = torch.Generator(self.device)
         self._graph = self._steps = None
         super().__init__(env, spec, num_envs, seed, autoreset_mode, output)
-        carry, _ = env.reset(xp, torch.zeros(num_envs, env.reset_draws, device=self.device))
+        carry, _ = env.reset(xp, torch.zeros(num_envs, env.reset_draws, dtype=torch.float32, device=self.device))
         # Contiguous copies: a definition may return views of one tensor, which cannot be updated one by one.
         self._carry = tree_map(lambda t: t.clone(memory_format=torch.contiguous_format), carry)
         self._out_of_range = torch.zeros((), dtype=torch.bool, device=self.device)
@@ -46,7 +48,7 @@ class TorchVectorEnv(base.VectorEnv):
         if chosen.fused:
             return self._prepare_fused()
         update, draws = self._update, self.env.draws
-        if modes.compiles(mode, on_gpu=self.device.type == "cuda"):
+        if modes.compiles(mode, self._on_gpu):
             with graph_breaks_allowed() if fallback else contextlib.nullcontext():
                 update = compiled(update)
 
@@ -114,7 +116,8 @@ class TorchVectorEnv(base.VectorEnv):
         return env.definition.observe(xp, carry.state, self.env.params)
 
     def _uniform(self, draws):
-        return torch.rand(self.num_envs, draws, generator=self._generator, device=self.device)
+        shape = self.num_envs, draws
+        return torch.rand(shape, generator=self._generator, dtype=torch.float32, device=self.device)
 
     def _seed(self, seed):
         self._generator.manual_seed(seed)
@@ -122,18 +125,23 @@ class TorchVectorEnv(base.VectorEnv):
             self._steps.restart()
 
     def _own_array(self, array):
-        array = array.detach()
-        if array.is_floating_point():
-            array = array.float()  # numpy has no bfloat16
-        return array if array.is_cuda and self.device.type == "cuda" else array.cpu().numpy()
+        array = plain_tensor(array)
+        return array if array.is_cuda and self._on_gpu else array.numpy(force=True)
+
+    def _imported(self, array):
+        return torch.from_dlpack(array) if hasattr(array, "__dlpack__") else torch.as_tensor(array, device=self.device)
 
     def _kind(self, array):
-        return np.dtype(str(array.dtype).removeprefix("torch.")).kind
+        if isinstance(array, np.ndarray):
+            return super()._kind(array)
+        if array.dtype.is_floating_point or array.dtype.is_complex:
+            return "f" if array.dtype.is_floating_point else "c"
+        return "b" if array.dtype == torch.bool else "i"
 
     def _to_device(self, actions):
         if isinstance(actions, np.ndarray):
             dtype = np.int64 if self._discrete else np.float32
-            return torch.from_numpy(np.array(actions, dtype, order="C")).to(self.device)
+            return torch.from_numpy(copied(actions, dtype)).to(self.device)
         return actions.to(self.device, torch.int64 if self._discrete else torch.float32)
 
     def _to_host(self, array):
