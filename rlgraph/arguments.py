@@ -66,9 +66,11 @@ def text(name: str, value: Any) -> str:
     """A text as it is, and a path as text.
 
     Raises:
-        UsageError: `value` is neither.
+        UsageError: `value` is neither, or holds a NUL character, which the system takes in no path.
     """
     found = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if isinstance(found, str) and "\0" in found:
+        raise UsageError(f"{name} must be without NUL characters, but is {shown(value)}")
     if not isinstance(found, str):
         raise UsageError(f"{name} must be a text, but is {shown(value)}")
     return str(found)

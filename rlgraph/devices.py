@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import sys
 from typing import Any
 
 from rlgraph.errors import UsageError, unknown
@@ -54,6 +55,17 @@ def jax_device(name: Any = None):
     except RuntimeError:  # JAX's answer where it has no such platform
         found = []
     return _pick(name, found, index or 0, "jax")
+
+
+def name_of(device: Any) -> Any:
+    """The name of a `torch.device` or a `jax.Device`; anything else as it is. Who has one has imported its library."""
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    if torch is not None and isinstance(device, torch.device):
+        return str(device)
+    if jax is not None and isinstance(device, jax.Device):
+        platform = "cuda" if device.platform == "gpu" else device.platform
+        return platform if (platform, device.id) == ("cpu", 0) else f"{platform}:{device.id}"
+    return device
 
 
 @contextlib.contextmanager

@@ -17,7 +17,9 @@ from rlgraph.bench import harness, report, results, solve
 from rlgraph.bench.overhead import measure_launch_overhead
 from rlgraph.bench.provenance import clocks, provenance
 from rlgraph.bench.variants import COLUMNS, Workload
+from rlgraph.config import check_seed
 from rlgraph.errors import UsageError, unknown
+from rlgraph.fields import check_counts, convert_fields
 from rlgraph.registry import make
 from rlgraph.terminal import terminal_console
 
@@ -58,6 +60,12 @@ class BenchOptions:
     """Result file; by default benchmarks/results/DEVICE-DATE.json."""
     commit: str = ""
     """Commit to note where there is no git checkout to ask."""
+
+    def __post_init__(self):
+        convert_fields(self)
+        check_seed(self.seed)
+        check_counts(self, ("repeats", "num_epochs", "num_minibatches"))
+        check_counts(self, ("num_steps", "build_jobs"), least=0)  # 0: the default
 
 
 @dataclass(frozen=True)
@@ -154,11 +162,6 @@ def _plan(options: BenchOptions, on_gpu: bool) -> harness.Plan:
     harness.check_names("column", columns, COLUMNS)
     harness.check_names("variant", variants, known)
     sizes = (4096 if on_gpu else 64,) if options.num_envs == "auto" else _numbers(options.num_envs)
-    if options.repeats < 1:
-        raise UsageError(f"repeats must be at least 1, but is {options.repeats}")
-    for name in ("num_steps", "build_jobs"):
-        if getattr(options, name) < 0:
-            raise UsageError(f"{name} must be at least 1, or 0 for the default, but is {getattr(options, name)}")
     if options.device not in ("auto", "cpu", "cuda"):
         raise unknown("device", options.device, ("auto", "cpu", "cuda"))
     make(options.env)  # a wrong name is found out before anything starts

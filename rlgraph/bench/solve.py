@@ -18,9 +18,10 @@ from rich.table import Table
 
 from rlgraph.bench import results
 from rlgraph.bench.provenance import clocks, provenance
-from rlgraph.config import SEEDS, TrainConfig, check_at_least_one
+from rlgraph.config import SEEDS, TrainConfig
 from rlgraph.environment import Environment
 from rlgraph.errors import UsageError
+from rlgraph.fields import check_counts
 from rlgraph.registry import make
 from rlgraph.terminal import terminal_console
 from rlgraph.train import EVAL_SEED_OFFSET, config_class, default_config, trainer_class
@@ -142,11 +143,9 @@ def options_class(base: type[TrainConfig]) -> type:
 
         def __post_init__(self):
             super().__post_init__()
-            check_at_least_one(self, ("seeds", "check_every"))
+            check_counts(self, ("seeds", "check_every"))
             if self.seed + self.seeds > SEEDS:
                 raise UsageError(f"seed + seeds must be at most 2**32, but is {self.seed + self.seeds}")
-            if self.target is not None and not math.isfinite(self.target):
-                raise UsageError(f"target must be finite, but is {self.target}")
 
     return SolveOptions
 
