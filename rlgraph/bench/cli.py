@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,6 +19,7 @@ from rlgraph.bench.variants import COLUMNS, Workload
 from rlgraph.config import check_seed
 from rlgraph.errors import UsageError, unknown
 from rlgraph.fields import check_counts, convert_fields
+from rlgraph.options import advice_on_memory, parse, sizes_to_lower
 from rlgraph.registry import make
 from rlgraph.terminal import terminal_console
 
@@ -76,15 +76,10 @@ class ReportOptions:
     """Folder for the plots (SVG and PNG); none are drawn without it."""
 
 
-def main(argv: list[str], parse: Callable, values: Callable) -> int:
-    """Run `rlgraph bench ARGV`. Returns the exit code.
-
-    Args:
-        parse: (class, argv, program, default instance or None) -> options, an instance of that dataclass.
-        values: (argv, option) -> the words given to an option.
-    """
+def main(argv: list[str]) -> int:
+    """Run `rlgraph bench ARGV`. Returns the exit code."""
     if argv[:1] == ["solve"]:
-        return solve.main(argv[1:], parse, values)
+        return solve.main(argv[1:])
     if argv[:1] == ["report"]:
         options = parse(ReportOptions, argv[1:], "rlgraph bench report")
         if not options.files:
@@ -121,7 +116,7 @@ def _bench(options: BenchOptions, words: list[str]) -> int:
     }
     results.write(path, content)  # now, so that a path that cannot be written costs no measurement
     console = terminal_console()
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt), advice_on_memory(sizes_to_lower(BenchOptions, options.env)):
         _measure(plan, on_gpu, content, path, console)
         content["interrupted"] = False
     content["clocks"]["after"] = clocks() if on_gpu else None
