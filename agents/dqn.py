@@ -8,15 +8,9 @@ Hasselt et al., "Deep Reinforcement Learning with Double Q-learning" (2016), the
 from dataclasses import dataclass
 
 from rlgraph.agents.replay import num_rows
-from rlgraph.config import (
-    TrainConfig,
-    check_at_least_one,
-    check_finite,
-    check_network,
-    check_positive,
-    check_unit_interval,
-)
+from rlgraph.config import TrainConfig, check_network
 from rlgraph.errors import UsageError
+from rlgraph.fields import check_counts, check_positive, check_unit_interval
 
 # What one iteration reports, in this order, in one vector on the device. The first three are means over the
 # iteration's updates, 0 before the first one; the last three are sums over the episodes that ended in it.
@@ -79,10 +73,9 @@ class DQNConfig(TrainConfig):
     def __post_init__(self):
         super().__post_init__()
         names = ("num_updates", "minibatch_size", "replay_capacity", "learning_starts", "n_step", "target_period")
-        check_at_least_one(self, names)
+        check_counts(self, names)
         check_unit_interval(self, ("gamma", "epsilon_start", "epsilon_end", "exploration_fraction", "target_tau"))
         check_positive(self, ("learning_rate", "exploration_fraction", "target_tau", "max_grad_norm"))
-        check_finite(self)
         check_network(self)
         kept = num_rows(self.replay_capacity, self.num_steps, self.num_envs) * self.num_envs
         needed = self.first_rows * self.num_envs

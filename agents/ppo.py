@@ -6,16 +6,9 @@ Implementation Details of Proximal Policy Optimization" (2022).
 
 from dataclasses import dataclass
 
-from rlgraph.config import (
-    TrainConfig,
-    check_at_least_one,
-    check_finite,
-    check_minibatches,
-    check_network,
-    check_positive,
-    check_unit_interval,
-)
+from rlgraph.config import TrainConfig, check_minibatches, check_network
 from rlgraph.errors import UsageError
+from rlgraph.fields import check_counts, check_not_negative, check_positive, check_unit_interval
 
 # What one iteration reports, in this order, in one vector on the device. Means over the iteration's minibatches,
 # but for the last three, which are sums over the episodes that ended in it.
@@ -75,7 +68,7 @@ class PPOConfig(TrainConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        check_at_least_one(self, ("num_epochs", "num_minibatches"))
+        check_counts(self, ("num_epochs", "num_minibatches"))
         check_minibatches(self)
         if self.normalize_advantage and self.batch_size // self.num_minibatches < 2:
             raise UsageError(
@@ -83,10 +76,7 @@ class PPOConfig(TrainConfig):
             )
         check_unit_interval(self, ("gamma", "gae_lambda"))
         check_positive(self, ("learning_rate", "clip_range", "max_grad_norm", "clip_value", "target_kl"))
-        for name in ("entropy_coef", "value_coef"):
-            if not getattr(self, name) >= 0:
-                raise UsageError(f"{name} must be at least 0, but is {getattr(self, name)}")
-        check_finite(self)
+        check_not_negative(self, ("entropy_coef", "value_coef"))
         check_network(self)
 
     @property

@@ -6,15 +6,8 @@ stable through layer normalisation and lambda-returns, without a replay buffer a
 
 from dataclasses import dataclass
 
-from rlgraph.config import (
-    TrainConfig,
-    check_at_least_one,
-    check_finite,
-    check_minibatches,
-    check_network,
-    check_positive,
-    check_unit_interval,
-)
+from rlgraph.config import TrainConfig, check_minibatches, check_network
+from rlgraph.fields import check_counts, check_positive, check_unit_interval
 
 # What one iteration reports, in this order, in one vector on the device. The first three are means over the
 # iteration's minibatches, the last three sums over the episodes that ended in it.
@@ -63,11 +56,10 @@ class PQNConfig(TrainConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        check_at_least_one(self, ("num_epochs", "num_minibatches"))
+        check_counts(self, ("num_epochs", "num_minibatches"))
         check_minibatches(self)
         check_unit_interval(self, ("gamma", "q_lambda", "epsilon_start", "epsilon_end", "exploration_fraction"))
         check_positive(self, ("learning_rate", "exploration_fraction", "max_grad_norm"))
-        check_finite(self)
         check_network(self)
 
     @property

@@ -67,12 +67,14 @@ def text(name: str, value: Any) -> str:
     """A text as it is, and a path as text.
 
     Raises:
-        UsageError: `value` is neither.
+        UsageError: `value` is neither, or holds a NUL character, which the system takes in no path.
     """
     try:
         found = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     except Exception:  # whatever a foreign object raises, it is no path
         found = None
+    if isinstance(found, str) and "\0" in found:
+        raise UsageError(f"{name} must be without NUL characters, but is {shown(value)}")
     if not isinstance(found, str):
         raise UsageError(f"{name} must be a text, but is {shown(value)}")
     return str(found)

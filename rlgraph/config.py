@@ -1,16 +1,17 @@
 """What every training run is told, whatever the agent. Each agent's config adds its own fields."""
 
-import dataclasses
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import gymnasium
 
+from rlgraph.arguments import shown
+from rlgraph.devices import device_name
 from rlgraph.environment import Environment
 from rlgraph.errors import UsageError
+from rlgraph.fields import MOST, check_counts, check_not_negative, convert_fields
 from rlgraph.precision import PRECISIONS
 
+MOST_STEPS = 2**62  # of a run: rounded up to whole launches, they still fit into 64 bits
 MOST_EPISODES = 2**20  # of an evaluation
 SEEDS = 2**32  # seeds are in [0, SEEDS): what both backends tell apart
 
@@ -18,17 +19,23 @@ SEEDS = 2**32  # seeds are in [0, SEEDS): what both backends tell apart
 def check_episodes(name: str, episodes: int) -> None:
     """They are played side by side, so that memory bounds them."""
     if not 1 <= episodes <= MOST_EPISODES:
-        raise UsageError(f"{name} must be at least 1 and at most {MOST_EPISODES}, but is {episodes}")
+        raise UsageError(f"{name} must be at least 1 and at most {MOST_EPISODES}, but is {shown(episodes)}")
 
 
 def check_seed(seed: int) -> None:
     """Raise a UsageError for a seed that some backend cannot take, or would take for another one."""
     if not 0 <= seed < SEEDS:
-        raise UsageError(f"seed must be in [0, 2**32), but is {seed}")
+        raise UsageError(f"seed must be in [0, 2**32), but is {shown(seed)}")
 
 
 @dataclass(frozen=True)
 class TrainConfig:
+    """Fields take any library's numbers, a `Path` for a text, and a device for its name; they hold plain Python values.
+
+    Raises:
+        UsageError: a value that a field cannot take; the message names the field.
+    """
+
     env: str = "CartPole-v1"
     """Environment: a known name (see `rlgraph envs`) or the path of a Python file that defines one."""
     backend: str = "torch"
@@ -59,12 +66,15 @@ class TrainConfig:
     """Latest checkpoints to keep, beside the best."""
 
     def __post_init__(self):
+        object.__setattr__(self, "device", device_name(self.device))
+        convert_fields(self)
         check_seed(self.seed)
-        sizes = ("num_envs", "num_steps", "total_steps", "iterations_per_launch", "keep_checkpoints")
-        check_at_least_one(self, sizes)
+        check_counts(self, ("num_envs", "num_steps", "iterations_per_launch", "keep_checkpoints"))
+        check_counts(self, ("total_steps",), most=MOST_STEPS)
         check_episodes("eval_episodes", self.eval_episodes)
-        if not self.checkpoint_seconds >= 0:
-            raise UsageError(f"checkpoint_seconds must be at least 0, but is {self.checkpoint_seconds}")
+        check_not_negative(self, ("checkpoint_seconds",))
+        if self.batch_size > MOST:
+            raise UsageError(f"num_envs * num_steps must be at most {MOST}, but is {self.batch_size}")
 
     @property
     def batch_size(self) -> int:
@@ -84,27 +94,7 @@ class TrainConfig:
         return "an iteration" if K == 1 else f"for {K} iterations"
 
 
-# What the agents' configs check their fields by: each raises a one-line UsageError that names the field.
-
-
-def check_at_least_one(config: TrainConfig, names: Iterable[str]) -> None:
-    for name in names:
-        if getattr(config, name) < 1:
-            raise UsageError(f"{name} must be at least 1, but is {getattr(config, name)}")
-
-
-def check_positive(config: TrainConfig, names: Iterable[str]) -> None:
-    """None, where a field may be None, passes."""
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and not value > 0:
-            raise UsageError(f"{name} must be positive, but is {value}")
-
-
-def check_unit_interval(config: TrainConfig, names: Iterable[str]) -> None:
-    for name in names:
-        if not 0 <= getattr(config, name) <= 1:
-            raise UsageError(f"{name} must lie in [0, 1], but is {getattr(config, name)}")
+# What several agents' configs check, beside what rlgraph.fields has.
 
 
 def check_minibatches(config: TrainConfig) -> None:
@@ -116,21 +106,15 @@ def check_minibatches(config: TrainConfig) -> None:
         )
 
 
-def check_finite(config: TrainConfig) -> None:
-    """Every field that holds a float."""
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UsageError(f"{field.name} must be finite, but is {value}")
-
-
 def check_network(config: TrainConfig) -> None:
     """The fields hidden, activation and precision."""
-    if not config.hidden or min(config.hidden) < 1:
-        raise UsageError(f"hidden must name at least one layer of width 1 or more, but is {config.hidden}")
+    if not config.hidden or min(config.hidden) < 1 or max(config.hidden) > MOST:
+        raise UsageError(
+            f"hidden must name at least one layer, each of width 1 to {MOST}, but is {shown(config.hidden)}"
+        )
     for name, known in (("activation", ("tanh", "relu", "silu")), ("precision", PRECISIONS)):
         if getattr(config, name) not in known:
-            raise UsageError(f"{name} must be one of {', '.join(known)}, but is {getattr(config, name)!r}")
+            raise UsageError(f"{name} must be one of {', '.join(known)}, but is {shown(getattr(config, name))}")
 
 
 def check_discrete(agent: str, env: Environment) -> None:

@@ -76,7 +76,8 @@ def device_name(device: Any) -> str:
     if torch is not None and isinstance(device, torch.device):
         return str(device)
     if jax is not None and isinstance(device, jax.Device):
-        return f"{device.platform}:{device.id}"
+        platform = "cuda" if device.platform == "gpu" else device.platform
+        return platform if (platform, device.id) == ("cpu", 0) else f"{platform}:{device.id}"
     raise unknown("device", shown(device), KNOWN)
 
 

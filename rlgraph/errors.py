@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+INTERRUPTED = 130  # the shell's code for a program ended by Ctrl-C
+
 
 class UsageError(ValueError):
     """A wrong name, option or value. The command line prints it as one line and exits with code 2."""
@@ -18,6 +20,14 @@ class GraphError(RuntimeError):
 
 class NonFiniteError(RuntimeError):
     """A training or an evaluation has come to NaN or infinity. The message names the quantity and the iteration."""
+
+
+class OutOfMemoryError(RuntimeError):
+    """Memory ran out. The message names what to lower."""
+
+
+class HelpPrinted(Exception):  # noqa: N818 - not an error
+    """Help was asked for and printed: there is nothing left to do."""
 
 
 def first_line(error: BaseException) -> str:

@@ -8,10 +8,8 @@ import importlib.metadata
 import json
 import os
 import platform
-import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -127,24 +125,18 @@ def read_config(folder: Path, config_class: Callable[[str], type[TrainConfig]]) 
             raise UsageError("it does not say which agent and environment")
         agent = str(settings.pop("agent"))
         cls = config_class(agent)
-        return agent, cls(**_checked(settings, typing.get_type_hints(cls)))
+        return agent, cls(**_known(settings, cls))
     except ValueError as error:
         raise UsageError(f"{str(path)!r} is damaged: {error}") from error
 
 
-def _checked(settings: dict, types: dict[str, Any]) -> dict:
-    """The settings of a config file, with JSON's lists as tuples, if each is known and of its type."""
-    checked = {}
-    for name, value in settings.items():
-        if name not in types:
-            raise unknown("setting", name, types)
-        right = isinstance(value, list) and all(type(v) is int for v in value)
-        if types[name] != tuple[int, ...]:
-            right = isinstance(value, types[name]) or (type(value) is int and isinstance(0.0, types[name]))
-        if not right:
-            raise UsageError(f"{name} cannot be {value!r}")
-        checked[name] = tuple(value) if isinstance(value, list) else value
-    return checked
+def _known(settings: dict, cls: type[TrainConfig]) -> dict:
+    """The settings of a config file, if the config has each; it converts and checks them itself."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    for name in settings:
+        if name not in names:
+            raise unknown("setting", name, names)
+    return settings
 
 
 def write_versions(folder: Path, backend: str, device: str) -> None:

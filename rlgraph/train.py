@@ -93,6 +93,20 @@ def trainer_class(agent: str, backend: str) -> type:
     return getattr(importlib.import_module(getattr(entry, backend)), entry.trainer)
 
 
+def evaluation_seed(config: TrainConfig) -> int:
+    """The seed of the evaluation after training."""
+    return (config.seed + EVAL_SEED_OFFSET) % SEEDS
+
+
+def run_config(run_dir: str) -> TrainConfig:
+    """The config of a run.
+
+    Raises:
+        UsageError: not a run folder, or a damaged one.
+    """
+    return read_config(existing_folder(run_dir), config_class)[1]
+
+
 def metric_names(agent: str) -> tuple[str, ...]:
     """What an agent's iteration reports, in order."""
     return importlib.import_module(_agent(agent).config).METRICS
@@ -205,12 +219,15 @@ class _Run:
                 config, metric_names(self.agent), checkpoints, log, self.clock, self.done["iterations"], progress
             )
             loop.run(self.trainer, interrupt)
-            save_policy(folder / POLICY, self.trainer.arrays())
+            arrays = self.trainer.arrays()
+            save_policy(folder / POLICY, arrays)
         interrupted, returns = bool(interrupt), np.array([np.nan])
         try:
             if not interrupted:
-                seed = (config.seed + EVAL_SEED_OFFSET) % SEEDS
-                returns = self.trainer.evaluate_policy(self.trainer.policy, self.env, config.eval_episodes, seed)
+                # As `evaluate_run` does, from the arrays: elsewhere in memory a product may round otherwise.
+                policy = self.trainer.load_policy(config, self.env, arrays)
+                seed = evaluation_seed(config)
+                returns = self.trainer.evaluate_policy(policy, self.env, config.eval_episodes, seed)
                 check_returns(returns)
         except KeyboardInterrupt:  # the policy is saved already, only its evaluation is lost
             interrupted = True
@@ -253,7 +270,7 @@ def evaluate_run(
     Args:
         run_dir: the folder that `train` wrote.
         episodes: how many, each from a fresh start, 1 to 2^20.
-        seed: of the starts.
+        seed: of the starts; `evaluation_seed(config)` was that of the evaluation after training.
         backend: None for the one that trained it; a policy file loads in either.
         device: see `rlgraph.devices`.
         checkpoint: "last", "best" or a number of steps: the policy in that checkpoint. None for the one at the end.

@@ -22,11 +22,10 @@ from rlgraph.agents.one_launch import UntilSolved
 from rlgraph.agents.ppo import PPOConfig
 from rlgraph.agents.ppo_torch import PPO
 from rlgraph.bench.results import count, errors_in_a_line, out_options, write_measured
-from rlgraph.config import SEEDS
 from rlgraph.environment import Environment
 from rlgraph.errors import UsageError
 from rlgraph.finite import check_learned
-from rlgraph.train import EVAL_SEED_OFFSET, default_config
+from rlgraph.train import default_config, evaluation_seed
 
 
 def train(config: PPOConfig, env: Environment, target: float, eval_episodes: int) -> dict:
@@ -42,7 +41,7 @@ def train(config: PPOConfig, env: Environment, target: float, eval_episodes: int
     done = time.perf_counter()
     iterations = run.loop.iterations()
     check_learned(trainer, f"after {iterations} iterations")
-    seed = (config.seed + EVAL_SEED_OFFSET) % SEEDS
+    seed = evaluation_seed(config)
     returns = trainer.evaluate_policy(trainer.policy, env, config.eval_episodes, seed)
     return {
         "seed": config.seed,

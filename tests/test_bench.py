@@ -223,7 +223,7 @@ def test_an_earlier_result_is_not_written_over(tmp_path, capsys):
         (["--env", "CartPol-v1"], "did you mean 'CartPole-v1'?"),
         (["--agent", "pp"], "unknown agent 'pp'; did you mean 'ppo'?"),
         (["--repeats", "0"], "repeats must be at least 1"),
-        (["--num-steps", "-1"], "num_steps must be at least 1"),
+        (["--num-steps", "-1"], "num_steps must be at least 0"),
         (["--modules", "no_such_module"], "cannot import variants from 'no_such_module'"),
         (["--precision", "fp8"], "fp8"),
         (["--num-minibatches", "7"], "does not divide"),

@@ -361,7 +361,7 @@ MISTAKES = {
     "train ppo --env --seed 3": "option --env needs a value: a text",
     "train ppo --num-envs -3": "num_envs must be at least 1, but is -3",
     "train ppo --seed -1": "seed must be in [0, 2**32), but is -1",
-    "train ppo --gamma nan": "gamma must lie in [0, 1], but is nan",
+    "train ppo --gamma nan": "gamma must be finite, but is nan",
     "train ppo --num-minibatches 7": "num_envs * num_steps = 4096 does not divide into num_minibatches = 7",
     "train ppo --hidden": "hidden must name at least one layer",
     "train ppo --backend tourch": "unknown backend 'tourch'; did you mean 'torch'?",

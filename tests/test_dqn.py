@@ -79,7 +79,7 @@ def target_arrays(agent):
         ({"target_tau": 1.5}, r"target_tau must lie in \[0, 1\], but is 1.5"),
         ({"epsilon_end": -0.1}, r"epsilon_end must lie in \[0, 1\], but is -0.1"),
         ({"exploration_fraction": 0.0}, "exploration_fraction must be positive"),
-        ({"gamma": float("nan")}, r"gamma must lie in \[0, 1\], but is nan"),
+        ({"gamma": float("nan")}, r"gamma must be finite, but is nan"),
         ({"learning_rate": float("inf")}, "learning_rate must be finite"),
         ({"hidden": ()}, "hidden must name at least one layer"),
         ({"activation": "gelu"}, "activation must be one of tanh, relu, silu"),

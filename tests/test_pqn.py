@@ -72,7 +72,7 @@ def pqn(backend, env="CartPole-v1", **changes):
         ({"gamma": 1.1}, r"gamma must lie in \[0, 1\], but is 1.1"),
         ({"q_lambda": -0.1}, r"q_lambda must lie in \[0, 1\], but is -0.1"),
         ({"epsilon_start": 2.0}, r"epsilon_start must lie in \[0, 1\], but is 2.0"),
-        ({"epsilon_end": float("nan")}, r"epsilon_end must lie in \[0, 1\], but is nan"),
+        ({"epsilon_end": float("nan")}, r"epsilon_end must be finite, but is nan"),
         ({"exploration_fraction": 0.0}, "exploration_fraction must be positive, but is 0.0"),
         ({"exploration_fraction": 1.5}, r"exploration_fraction must lie in \[0, 1\], but is 1.5"),
         ({"learning_rate": 0.0}, "learning_rate must be positive, but is 0.0"),

@@ -91,7 +91,7 @@ def weights(agent):
         ({"target_tau": 0.0}, "target_tau must be positive, but is 0.0"),
         ({"target_tau": 1.5}, r"target_tau must lie in \[0, 1\], but is 1.5"),
         ({"noise_correlation": -0.1}, r"noise_correlation must lie in \[0, 1\], but is -0.1"),
-        ({"gamma": math.nan}, r"gamma must lie in \[0, 1\], but is nan"),
+        ({"gamma": math.nan}, r"gamma must be finite, but is nan"),
         ({"learning_rate": math.inf}, "learning_rate must be finite"),
         ({"hidden": ()}, "hidden must name at least one layer"),
         ({"precision": "half"}, "precision must be one of ieee, tf32"),

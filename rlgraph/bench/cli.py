@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,7 +16,10 @@ from rlgraph.bench import harness, report, results, solve
 from rlgraph.bench.overhead import measure_launch_overhead
 from rlgraph.bench.provenance import clocks, provenance
 from rlgraph.bench.variants import COLUMNS, Workload
+from rlgraph.config import check_seed
 from rlgraph.errors import UsageError, unknown
+from rlgraph.fields import check_counts, convert_fields
+from rlgraph.options import advice_on_memory, parse, sizes_to_lower
 from rlgraph.registry import make
 from rlgraph.terminal import terminal_console
 
@@ -59,6 +61,12 @@ class BenchOptions:
     commit: str = ""
     """Commit to note where there is no git checkout to ask."""
 
+    def __post_init__(self):
+        convert_fields(self)
+        check_seed(self.seed)
+        check_counts(self, ("repeats", "num_epochs", "num_minibatches"))
+        check_counts(self, ("num_steps", "build_jobs"), least=0)  # 0: the default
+
 
 @dataclass(frozen=True)
 class ReportOptions:
@@ -68,15 +76,10 @@ class ReportOptions:
     """Folder for the plots (SVG and PNG); none are drawn without it."""
 
 
-def main(argv: list[str], parse: Callable, values: Callable) -> int:
-    """Run `rlgraph bench ARGV`. Returns the exit code.
-
-    Args:
-        parse: (class, argv, program, default instance or None) -> options, an instance of that dataclass.
-        values: (argv, option) -> the words given to an option.
-    """
+def main(argv: list[str]) -> int:
+    """Run `rlgraph bench ARGV`. Returns the exit code."""
     if argv[:1] == ["solve"]:
-        return solve.main(argv[1:], parse, values)
+        return solve.main(argv[1:])
     if argv[:1] == ["report"]:
         options = parse(ReportOptions, argv[1:], "rlgraph bench report")
         if not options.files:
@@ -113,7 +116,7 @@ def _bench(options: BenchOptions, words: list[str]) -> int:
     }
     results.write(path, content)  # now, so that a path that cannot be written costs no measurement
     console = terminal_console()
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt), advice_on_memory(sizes_to_lower(BenchOptions, options.env)):
         _measure(plan, on_gpu, content, path, console)
         content["interrupted"] = False
     content["clocks"]["after"] = clocks() if on_gpu else None
@@ -154,11 +157,6 @@ def _plan(options: BenchOptions, on_gpu: bool) -> harness.Plan:
     harness.check_names("column", columns, COLUMNS)
     harness.check_names("variant", variants, known)
     sizes = (4096 if on_gpu else 64,) if options.num_envs == "auto" else _numbers(options.num_envs)
-    if options.repeats < 1:
-        raise UsageError(f"repeats must be at least 1, but is {options.repeats}")
-    for name in ("num_steps", "build_jobs"):
-        if getattr(options, name) < 0:
-            raise UsageError(f"{name} must be at least 1, or 0 for the default, but is {getattr(options, name)}")
     if options.device not in ("auto", "cpu", "cuda"):
         raise unknown("device", options.device, ("auto", "cpu", "cuda"))
     make(options.env)  # a wrong name is found out before anything starts

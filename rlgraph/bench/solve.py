@@ -18,13 +18,15 @@ from rich.table import Table
 
 from rlgraph.bench import results
 from rlgraph.bench.provenance import clocks, provenance
-from rlgraph.config import SEEDS, TrainConfig, check_at_least_one
+from rlgraph.config import SEEDS, TrainConfig
 from rlgraph.environment import Environment
 from rlgraph.errors import UsageError
+from rlgraph.fields import check_counts
 from rlgraph.finite import check_learned, check_returns
+from rlgraph.options import advice_on_memory, parse, sizes_to_lower, values
 from rlgraph.registry import make
 from rlgraph.terminal import terminal_console
-from rlgraph.train import EVAL_SEED_OFFSET, config_class, default_config, trainer_class
+from rlgraph.train import config_class, default_config, evaluation_seed, trainer_class
 
 VERSION = 1  # of the file's layout
 PROGRAM = "rlgraph bench solve"
@@ -57,7 +59,7 @@ def solve(agent: str, config: TrainConfig, env: Environment, target: float, chec
     began = time.perf_counter()
     trainer = trainer_class(agent, config.backend)(config, env)
     built = time.perf_counter()
-    play, how = trainer.evaluator(config.eval_episodes, (config.seed + EVAL_SEED_OFFSET) % SEEDS)
+    play, how = trainer.evaluator(config.eval_episodes, evaluation_seed(config))
     _warm_up(trainer, play)
     show("training", 0)
     started = time.perf_counter()
@@ -146,17 +148,15 @@ def options_class(base: type[TrainConfig]) -> type:
 
         def __post_init__(self):
             super().__post_init__()
-            check_at_least_one(self, ("seeds", "check_every"))
+            check_counts(self, ("seeds", "check_every"))
             if self.seed + self.seeds > SEEDS:
                 raise UsageError(f"seed + seeds must be at most 2**32, but is {self.seed + self.seeds}")
-            if self.target is not None and not math.isfinite(self.target):
-                raise UsageError(f"target must be finite, but is {self.target}")
 
     return SolveOptions
 
 
-def main(argv: list[str], parse: Callable, values: Callable) -> int:
-    """Run `rlgraph bench solve ARGV`; `parse` and `values` as in rlgraph.bench.cli. Returns 0, or 130 after Ctrl-C."""
+def main(argv: list[str]) -> int:
+    """Run `rlgraph bench solve ARGV`. Returns 0, or 130 after Ctrl-C."""
     named = bool(argv) and not argv[0].startswith("-")
     agent, words = (argv[0], argv[1:]) if named else ("ppo", argv)
     asked = values(words, "--env")  # read ahead, because the other options' defaults depend on it
@@ -181,7 +181,7 @@ def main(argv: list[str], parse: Callable, values: Callable) -> int:
     }
     console = terminal_console()
     try:
-        with contextlib.suppress(KeyboardInterrupt):
+        with contextlib.suppress(KeyboardInterrupt), advice_on_memory(sizes_to_lower(type(options), options.env)):
             _measure(content, agent, options, env, path, console)
             content["interrupted"] = False
     except UsageError:  # the trainer's, of the first seed

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from rlgraph.errors import UsageError, unknown
 from rlgraph.graph.capture import capture
 from rlgraph.graph.inspect import GraphInfo
 from rlgraph.modes import MODES, resolve
+from rlgraph.options import advice_on_memory, parse, sizes_to_lower, values
 from rlgraph.precision import torch_matmul_precision
 from rlgraph.registry import make
 from rlgraph.terminal import terminal_console
@@ -52,8 +52,8 @@ def options_class(base: type[TrainConfig]) -> type:
     return ShowOptions
 
 
-def main(argv: list[str], parse: Callable, values: Callable) -> int:
-    """Run `rlgraph graph ARGV`; `parse` and `values` as in rlgraph.bench.cli. Returns the exit code."""
+def main(argv: list[str]) -> int:
+    """Run `rlgraph graph ARGV`. Returns 0."""
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE)
         return 0
@@ -68,7 +68,8 @@ def main(argv: list[str], parse: Callable, values: Callable) -> int:
     options = parse(options, words, PROGRAM, options(**chosen, agent=agent))
     path = _path(agent, options)
     _check_that_a_graph_is_captured(options)
-    info = _info(agent, options)
+    with advice_on_memory(sizes_to_lower(type(options), options.env)):
+        info = _info(agent, options)
     terminal_console().print(str(info), markup=False, highlight=False, soft_wrap=True)
     for ending, text in zip(ENDINGS, (info.dot(), info.svg())):
         Path(f"{path}{ending}").write_text(text, encoding="utf-8")
