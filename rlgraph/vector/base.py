@@ -12,7 +12,8 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from rlgraph.config import check_seed
-from rlgraph.environment import DISABLED, SAME_STEP, Environment, replace_params
+from rlgraph.definition.contract import replace_params
+from rlgraph.environment import DISABLED, SAME_STEP, Environment
 from rlgraph.errors import UsageError
 
 Array = Any
