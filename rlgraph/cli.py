@@ -71,6 +71,8 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     except OSError as error:
         return _complain(f"cannot write or read {error.filename or 'a file'}: {error.strerror or error}", 1)
+    except SystemExit as stop:
+        return _complain(f"ended by a SystemExit({stop.code!r}) that is not rlgraph's", 1)
     except KeyboardInterrupt as interrupt:
         if argv is None:  # the program ends here: another Ctrl-C would only interrupt Python's own clearing up
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -91,8 +93,8 @@ def _dispatch(argv: list[str]) -> int:
         raise unknown("command", argv[0], COMMANDS)
     try:
         return COMMANDS[argv[0]](argv[1:])
-    except SystemExit as stop:  # how tyro ends after it has printed help
-        return stop.code or 0
+    except _HelpShown:
+        return 0
 
 
 def _train(argv: list[str]) -> int:
@@ -217,6 +219,10 @@ def _graph(argv: list[str]) -> int:
 COMMANDS = {"train": _train, "eval": _eval, "envs": _envs, "bench": _bench, "graph": _graph}
 
 
+class _HelpShown(Exception):  # noqa: N818 - all went well
+    """In place of the SystemExit by which tyro ends: nothing else may end the program as if all had gone well."""
+
+
 def _parse(cls: type, argv: list[str], prog: str, default=None):
     """Options by tyro; every mistake becomes a UsageError of one line."""
     kwargs = {} if default is None else {"default": default}
@@ -226,7 +232,7 @@ def _parse(cls: type, argv: list[str], prog: str, default=None):
             parsed, rest = tyro.cli(cls, args=argv, prog=prog, return_unknown_args=True, **kwargs)
     except SystemExit as stop:
         if stop.code in (0, None):
-            raise
+            raise _HelpShown from None
         raise _own_complaint(stop) or _wrong_value(complaint.getvalue(), argv, cls, prog) from None
     if rest:
         raise _unknown_option(rest[0], argv, cls, prog)

@@ -19,6 +19,8 @@ from rich.table import Table
 from rlgraph.bench import results
 from rlgraph.bench.provenance import clocks, provenance
 from rlgraph.config import SEEDS, TrainConfig, check_at_least_one
+from rlgraph.definition.errors import errors_of
+from rlgraph.definition.trial import check_on
 from rlgraph.environment import Environment
 from rlgraph.errors import UsageError
 from rlgraph.registry import make
@@ -160,6 +162,7 @@ def main(argv: list[str], parse: Callable, values: Callable) -> int:
     options = parse(options, words, f"{PROGRAM} {agent}", options(**_chosen(default, options)))
     env, target = _environment(options)
     trainer_class(agent, options.backend)  # a wrong name is found out before anything is written
+    check_on(env, options.backend, options.device)
 
     on_gpu = torch.cuda.is_available() and options.device != "cpu"
     device = torch.cuda.get_device_name() if on_gpu else "cpu"
@@ -177,7 +180,7 @@ def main(argv: list[str], parse: Callable, values: Callable) -> int:
     }
     console = terminal_console()
     try:
-        with contextlib.suppress(KeyboardInterrupt):
+        with contextlib.suppress(KeyboardInterrupt), errors_of(env):
             _measure(content, agent, options, env, path, console)
             content["interrupted"] = False
     except UsageError:  # the trainer's, of the first seed

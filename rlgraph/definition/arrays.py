@@ -45,7 +45,7 @@ class Torch(Numpy):
     def __init__(self, device: Any):
         import torch
 
-        self.xp, self.device = namespace("torch"), torch.device("cpu" if device is None else device)
+        self.xp, self.device = namespace("torch"), device
         self.where, self.Tensor = f"in torch on {self.device.type}", torch.Tensor
 
     def array(self, values):
@@ -81,7 +81,7 @@ class JAX(Numpy):
         return self.jax.eval_shape(lambda *traced: function(self.xp, *traced, params), *arrays)
 
     def kind(self, x):
-        return (np.dtype(x.dtype).name, x.shape) if isinstance(x, self.jax.ShapeDtypeStruct) else None
+        return (np.dtype(x.dtype).name, x.shape) if hasattr(x, "dtype") and hasattr(x, "shape") else None
 
     def dtype(self, dtype):
         return np.dtype(self.jax.dtypes.canonicalize_dtype(dtype)).name  # int64 is int32 there

@@ -28,7 +28,7 @@ def check_constants(definition: ModuleType) -> None:
     """Raise a UsageError unless everything is there, and of its kind."""
     missing = [name for name in REQUIRED if not hasattr(definition, name)]
     if missing:
-        name = getattr(definition, "__name__", type(definition).__name__)
+        name = getattr(definition, "__name__", type(definition).__name__).rpartition(".")[2]
         raise UsageError(f"environment {name!r} lacks {', '.join(missing)}: add it to its file")
     _check_id(definition.ID)
     where = f"environment {definition.ID!r}"

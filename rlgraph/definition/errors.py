@@ -16,7 +16,7 @@ from rlgraph.errors import CaptureError, GraphError, UsageError, is_out_of_memor
 TRAPS = (
     (r"truth value of an array|Boolean value of Tensor|boolean conversion", "`xp.where`; `a & b`, `a | b`, `~a`"),
     (r"`-` operator|neg does not accept dtype bool|sub does not accept dtype bool", "`~mask`"),
-    (r"return_types|\btuple\b", "`xp.max(x, axis=-1)`"),
+    (r"return_types|\(not .* to tuple|'tuple' and|and 'tuple'|Tensor, not tuple", "`xp.max(x, axis=-1)`"),
     (r"has no attribute '?astype|has no attribute '?to'?$", "`xp.astype(x, d)`"),
     (r"no attribute '?device|expected all tensors to be on the same device|is not on the expected device",
      "`xp.zeros_like(leaf)`, `xp.full_like(leaf, value)`, Python numbers"),
@@ -27,9 +27,10 @@ TRAPS = (
      "`xp.stack([xp.where(i_B == k, v_B, x[:, k]) for k in range(n)], axis=-1)`"),
     (r"read-only", "`x = x + v`"),
     (r"can only convert an array|Python scalar|converted to Scalar|to a scalar index|converted to an index"
-     r"|conversion method __array__|device type tensor to numpy|concrete value is expected|a numpy array of",
-     "`xp.cos(x)`"),
-    (r"differs from call to call|random numbers", "the uniforms passed in"),
+     r"|conversion method __array__|device type tensor to numpy|concrete value is expected|is a numpy.ndarray",
+     "a function of `xp`, such as `xp.cos(x)`"),
+    (r"differs from call to call|draws random numbers", "the uniforms passed in, or a leaf of `State`"),
+    (r"depends on the others", "an axis other than the first, such as `xp.sum(x, axis=-1)`, `x[:, 0]`"),
     (r"is float64", "`xp.full_like(x, value)`, Python numbers, `xp.astype(x, xp.float32)`"),
     (r"is int(32|64)\[.*must be int(32|64)", "`xp.sum(mask, axis=-1, dtype=xp.int32)`, `xp.astype(x, xp.int32)`"),
 )  # fmt: skip

@@ -19,6 +19,8 @@ from rlgraph.definition.errors import described
 from rlgraph.definition.files import lies_beside, places, texts
 from rlgraph.errors import UsageError
 
+PREFIX = "rlgraph_user_env_"  # of the packages' names
+
 _numbers = itertools.count()
 
 
@@ -59,7 +61,7 @@ class _Importer(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
     def __init__(self, path: Path, found: dict[Path, bytes]):
         self.path, self.texts = path, found
-        self.package = f"rlgraph_user_env_{next(_numbers)}"
+        self.package = f"{PREFIX}{next(_numbers)}"
         self.own = path.stem.replace(".", "-")  # the dots of a file's name make no packages
 
     def find_spec(self, fullname, path=None, target=None):

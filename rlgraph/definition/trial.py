@@ -5,7 +5,7 @@ backend that will be used before a run begins. Shape letter: B environments.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -14,6 +14,7 @@ import numpy as np
 from rlgraph.definition import suspects
 from rlgraph.definition.arrays import JAX, Numpy, Torch, each, leaves
 from rlgraph.definition.errors import advised, described, files_of
+from rlgraph.devices import torch_device
 from rlgraph.errors import UsageError
 
 if TYPE_CHECKING:  # it imports this module
@@ -23,6 +24,8 @@ ROWS = 3
 ROW = slice(1, 2)  # whose numbers must not depend on the others': neither the first nor the last
 STEPS = 3
 CLOSE = 1e-3  # relative: numpy may add up in another order where there are more rows
+
+Fault = tuple[str, Callable[[Any], bool]]  # what is wrong with a result, and whether a variable may have led to it
 
 
 @functools.lru_cache(maxsize=256)
@@ -36,10 +39,12 @@ def check_on_numpy(env: "Environment") -> None:
     trial, before = _Trial(env, Numpy()), suspects.generators()
     with np.errstate(all="ignore"):
         trial.play(STEPS, ROWS)
+        kept = suspects.memory(env.definition)  # a table that is made at the first call is there by now
         trial.repeat()
         trial.play_one_row()
+        trial.compare_memory(kept)
         if suspects.generators() != before:
-            trial.find_draws()
+            trial.find_draws(before)
 
 
 def check_on(env: "Environment", backend: str, device: Any = None) -> None:
@@ -48,12 +53,12 @@ def check_on(env: "Environment", backend: str, device: Any = None) -> None:
     Args:
         env: from `rlgraph.make`.
         backend: "torch" or "jax".
-        device: a `torch.device`; None for the CPU. JAX needs none to trace.
+        device: see `rlgraph.devices`. JAX needs none to trace.
 
     Raises:
         UsageError: something raised, or wrong shapes or dtypes.
     """
-    _check_on(env, backend, None if backend == "jax" else device)
+    _check_on(env.without_limit, backend, None if backend == "jax" else torch_device(device))
 
 
 @functools.lru_cache(maxsize=256)
@@ -104,14 +109,25 @@ class _Trial:
         for name, args, given in self.calls:
             alone = self.result(name, each(lambda x: x[ROW], args), 1)
             if not all(map(_close, leaves(alone), (x[ROW] for x in given))):
-                line = suspects.returning(lambda: self.run(name, *args), self.files)
+                line = suspects.making(lambda: self.run(name, *args), self.files)
                 self.fail(f"what {name} gives for one environment depends on the others", line)
 
-    def find_draws(self) -> None:
-        for name, args, _ in self.calls:
-            line = suspects.drawing(lambda: self.run(name, *args), self.files)
-            if line:
-                self.fail(f"{name} draws random numbers from a generator of the whole program", line)
+    def compare_memory(self, before: dict[str, str]) -> None:
+        """What the definition keeps in globals must not change any more, though it may not show in the results yet."""
+        now = suspects.memory(self.env.definition)
+        changed = [name for name in now if now[name] != before.get(name)]
+        if changed:
+            calls = ((lambda name=name, args=args: self.run(name, *args)) for name, args, _ in self.calls)
+            lines = (suspects.changing(call, self.files, self.env.definition) for call in calls)
+            line = next(filter(None, lines), "")
+            self.fail(f"the global {changed[0]!r} of its file differs from call to call", line)
+
+    def find_draws(self, states: tuple) -> None:
+        """Name the line that draws from a generator of the whole program, which was in these states before."""
+        lines = (suspects.drawing(lambda: self.run(name, *args), self.files, states) for name, args, _ in self.calls)
+        line = next(filter(None, lines), "")
+        suspects.put_back(states)
+        self.fail("it draws random numbers from a generator of the whole program", line)
 
     def _actions(self, rng: np.random.Generator, rows: int) -> np.ndarray:
         space = self.action_space
@@ -135,8 +151,8 @@ class _Trial:
     def result(self, name: str, args: tuple, rows: int) -> Any:
         """What a function gives, if that is what the contract says."""
         result = self.run(name, *args)
-        for fault in self._faults(name, result, rows):
-            self.fail(fault, suspects.returning(lambda: self.run(name, *args), self.files))
+        for fault, is_it in self._faults(name, result, rows):
+            self.fail(fault, suspects.making(lambda: self.run(name, *args), self.files, is_it))
         return result
 
     def run(self, name: str, *args) -> Any:
@@ -152,7 +168,7 @@ class _Trial:
     def fail(self, what: str, line: str) -> None:
         raise UsageError(advised(f"environment {self.env.id!r}: {what}{f' ({line})' if line else ''}"))
 
-    def _faults(self, name: str, result: Any, rows: int) -> Iterator[str]:
+    def _faults(self, name: str, result: Any, rows: int) -> Iterator[Fault]:
         State = self.env.definition.State
         if name == "reset":
             yield from self._faults_of_start(result, rows)
@@ -160,7 +176,7 @@ class _Trial:
             space, last = self.observation_space, self.calls[-1][0] if self.calls else "step"
             yield from self._unlike(f"observe after {last}", result, space.dtype, (rows, *space.shape))
         elif not isinstance(result, tuple) or len(result) != 3 or not isinstance(result[0], State):
-            yield "step must return (State, reward, terminated)"
+            yield "step must return (State, reward, terminated)", _nothing
         else:
             after, reward_B, terminated_B = result
             for leaf, x in zip(after._fields, after):
@@ -169,32 +185,45 @@ class _Trial:
             yield from self._unlike("reward of step", reward_B, np.float32, (rows,))
             yield from self._unlike("terminated of step", terminated_B, np.bool_, (rows,))
 
-    def _faults_of_start(self, state: Any, rows: int) -> Iterator[str]:
+    def _faults_of_start(self, state: Any, rows: int) -> Iterator[Fault]:
         if not isinstance(state, self.env.definition.State):
-            yield f"reset must return a State, a NamedTuple, not {self._described(state)}"
+            yield f"reset must return a State, a NamedTuple, not {self._described(state)}", _nothing
             return
         for name, leaf in zip(state._fields, state):
             kind = self.backend.kind(leaf)
             dtype, shape = kind or ("", ())
             if shape[:1] != (rows,) or dtype == "float64":
-                yield (
-                    f"state leaf {name!r} is {self._described(leaf)}, must be an array [{rows}, ...] and not of float64"
-                )
+                wanted = f"must be an array [{rows}, ...] and not of float64"
+                yield f"state leaf {name!r} is {self._described(leaf)}, {wanted}", self._like(leaf)
             elif self.kinds.setdefault(name, (dtype, shape[1:])) != (dtype, shape[1:]):
                 yield from self._unlike(f"state leaf {name!r}", leaf, self.kinds[name][0], (rows, *self.kinds[name][1]))
 
-    def _unlike(self, what: str, got: Any, dtype: Any, shape: tuple[int, ...]) -> Iterator[str]:
+    def _unlike(self, what: str, got: Any, dtype: Any, shape: tuple[int, ...]) -> Iterator[Fault]:
         dtype = self.backend.dtype(dtype)
         if self.backend.kind(got) != (dtype, shape):
-            yield f"{what} is {self._described(got)}, must be {dtype}{list(shape)}"
+            yield f"{what} is {self._described(got)}, must be {dtype}{list(shape)}", self._like(got)
+
+    def _like(self, wrong: Any) -> Callable[[Any], bool]:
+        """Whether a value may have led to a wrong one: it looks the same, or is of float64 as well."""
+        words = self._described(wrong)
+        if words.startswith("float64"):
+            return lambda x: str(getattr(x, "dtype", "")).endswith("float64")
+        return lambda x: self._described(x) == words
 
     def _described(self, x: Any) -> str:
         kind = self.backend.kind(x)
-        return f"a {type(x).__name__}" if kind is None else f"{kind[0]}{list(kind[1])}"
+        if kind is not None:
+            return f"{kind[0]}{list(kind[1])}"
+        home = type(x).__module__
+        return f"a {type(x).__qualname__}" if home == "builtins" else f"a {home}.{type(x).__qualname__}"
 
 
 def _uniforms(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
     return rng.random((rows, columns), dtype=np.float32)
+
+
+def _nothing(value: Any) -> bool:
+    return False
 
 
 def _same(now: np.ndarray, before: np.ndarray) -> bool:

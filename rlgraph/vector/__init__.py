@@ -11,6 +11,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rlgraph import registry
 from rlgraph.backend import BACKENDS
+from rlgraph.definition.errors import errors_of
+from rlgraph.definition.trial import check_on
 from rlgraph.errors import UsageError, unknown
 
 OUTPUTS = ("tensor", "numpy")
@@ -81,7 +83,9 @@ def make_vec(
         from rlgraph.vector.torch import TorchVectorEnv as Backend
     else:
         from rlgraph.vector.jax import JaxVectorEnv as Backend
-    return Backend(env, spec, int(num_envs), device, mode, seed, autoreset_mode, output)
+    check_on(env, backend, device)
+    with errors_of(env):
+        return Backend(env, spec, int(num_envs), device, mode, seed, autoreset_mode, output)
 
 
 def _autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:

@@ -13,6 +13,7 @@ from gymnasium.vector.utils import batch_space
 
 from rlgraph.config import check_seed
 from rlgraph.definition.contract import replace_params
+from rlgraph.definition.errors import errors_of
 from rlgraph.environment import DISABLED, SAME_STEP, Environment
 from rlgraph.errors import UsageError
 
@@ -64,6 +65,7 @@ class VectorEnv(gymnasium.vector.VectorEnv):
         if self._discrete:
             self._low = int(self.single_action_space.start)
             self._high = self._low + int(self.single_action_space.n) - 1
+        self._errors = errors_of(env)
         self._started = False
         self._unverified = 0  # steps taken with device actions since the flag was last read
         self._reseed(secrets.randbits(32) if seed is None else seed)
@@ -96,7 +98,8 @@ class VectorEnv(gymnasium.vector.VectorEnv):
         env = dataclasses.replace(self.env, params=replace_params(self.env.params, changes))
         if seed is not None:
             self._reseed(seed)
-        obs = self._start(env, mask_B)
+        with self._errors:
+            obs = self._start(env, mask_B)
         self._started = True
         return self._given_away(obs), {}
 
@@ -139,7 +142,8 @@ class VectorEnv(gymnasium.vector.VectorEnv):
                 f"{done_B.sum()} of {self.num_envs} episodes have ended: "
                 'call reset(options={"reset_mask": terminated | truncated}) before the next step()'
             )
-        *results, final_obs = self._advance(actions)
+        with self._errors:
+            *results, final_obs = self._advance(actions)
         if disabled or self.output == "numpy" or self._unverified >= STEPS_BETWEEN_CHECKS:
             self._read_flag()
         obs, reward_B, terminated_B, truncated_B = map(self._given_away, results)
@@ -169,7 +173,8 @@ class VectorEnv(gymnasium.vector.VectorEnv):
         if not self._started:
             raise ResetNeeded("steps() before the first reset(): call reset() first")
         actions = self._valid_actions(actions, several=True)
-        *results, final_obs = self._advance_several(actions)
+        with self._errors:
+            *results, final_obs = self._advance_several(actions)
         if self.output == "numpy" or self._unverified >= STEPS_BETWEEN_CHECKS:
             self._read_flag()
         given = self._to_host if self.output == "numpy" else lambda array: array
