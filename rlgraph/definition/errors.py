@@ -54,7 +54,7 @@ class errors_of:  # noqa: N801 - a context manager
         if is_out_of_memory(error):
             return
         files = files_of(self.env.definition)
-        if _innermost(traceback, files) is not None:
+        if _place(error, files) is not None:
             raise UsageError(f"environment {self.env.id!r} fails: {described(error, files)}") from error
 
 
@@ -68,7 +68,7 @@ def files_of(definition: Any) -> set[str]:
 def described(error: BaseException, files: Collection) -> str:
     """An error that a definition raised: place, expression, what it says, and what to write instead."""
     place, says = _place(error, {str(file) for file in files}), _said(error)
-    return advised(f"{place}: {says}" if place else says)
+    return advised(f"{line_of(*place)}: {says}" if place else says)
 
 
 def advised(text: str) -> str:
@@ -79,38 +79,37 @@ def advised(text: str) -> str:
 
 def line_of(file: str, number: int, expression: str = "") -> str:
     """ "my_env.py, line 78: `x.max(axis=-1)`": the whole line, unless an expression is given."""
-    linecache.checkcache(file)  # the file may have changed since it was last shown
+    linecache.checkcache(file)
     expression = expression or linecache.getline(file, number)
     words = " ".join(expression.split())
     words = f"{words[:97]}..." if len(words) > 100 else words
     return f"{Path(file).name}, line {number}" + (f": `{words}`" if words else "")
 
 
-def _place(error: BaseException, files: set[str]) -> str:
+def _place(error: BaseException, files: Collection[str]) -> tuple[str, int, str] | None:
+    """The innermost place in the files that an error went through: file, line, expression."""
     if isinstance(error, SyntaxError) and error.filename in files and error.lineno:
-        return line_of(error.filename, error.lineno)
-    innermost = _innermost(error.__traceback__, files)
-    return line_of(*_failed(innermost)) if innermost else ""
-
-
-def _innermost(traceback: TracebackType | None, files: Collection[str]) -> TracebackType | None:
-    found = None
+        return error.filename, error.lineno, ""
+    read = [f for f in getattr(error, "real_stack", None) or () if f.filename in files]  # by torch.compile, not run
+    if read:
+        return read[-1].filename, read[-1].lineno, ""
+    found, traceback = None, error.__traceback__
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename in files:
             found = traceback
         traceback = traceback.tb_next
-    return found
+    return found and _failed(found)
 
 
 def _failed(traceback: TracebackType) -> tuple[str, int, str]:
-    """File, line and expression; the whole line where the expression is longer than that."""
-    code = traceback.tb_frame.f_code
+    """File, line and expression; none where the expression is longer than the line."""
+    code, number = traceback.tb_frame.f_code, traceback.tb_lineno
     first, last, start, end = next(itertools.islice(code.co_positions(), traceback.tb_lasti // 2, None))
-    file, number = code.co_filename, traceback.tb_lineno
-    if first != last or start is None or first != number:
-        return file, number, ""
-    linecache.checkcache(file)
-    return file, number, linecache.getline(file, number).encode()[start:end].decode(errors="replace")
+    if start is None or not first == last == number:
+        return code.co_filename, number, ""
+    linecache.checkcache(code.co_filename)  # the file may have changed since it was last shown
+    line = linecache.getline(code.co_filename, number)
+    return code.co_filename, number, line.encode()[start:end].decode(errors="replace")
 
 
 def _said(error: BaseException) -> str:

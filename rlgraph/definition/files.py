@@ -56,12 +56,12 @@ def texts(own: Path, package: str = "") -> dict[Path, bytes]:
 def lies_beside(file: Path, folder: Path, name: str) -> bool:
     """Whether `name`, imported in a file of a definition, lies in the definition's folder.
 
-    Names come from there first, as in a program that Python runs, but a file does not import itself. A folder without
+    Names come from there first, as in a program that Python runs, but a file of no package does not import itself. A folder without
     `__init__.py` counts where nothing of its name is installed.
     """
     top = name.partition(".")[0]
     first = None if top in NEVER_BESIDE else next(iter(places(folder, top)), None)
-    if first is None or first == file:
+    if first is None or first == file == folder / file.name:
         return False
     return first.is_file() or not _is_installed(top)
 

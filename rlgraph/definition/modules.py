@@ -42,7 +42,7 @@ def load(path: Path) -> ModuleType:
 def _load(path: Path, found: tuple[tuple[Path, bytes], ...]) -> ModuleType:
     importer = _Importer(path, dict(found))
     sys.modules[importer.package] = importlib.util.module_from_spec(_folder_spec(importer.package))
-    sys.meta_path.append(importer)
+    sys.meta_path.insert(0, importer)  # before Python's own, which would find what is inside packages
     try:
         return importlib.import_module(f"{importer.package}.{importer.own}")
     except KeyboardInterrupt:
@@ -71,7 +71,7 @@ class _Importer(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
             return None
         if place.is_dir():
             return _folder_spec(fullname)
-        inside = [] if place.name == "__init__.py" else None  # a package's, where Python looks: nowhere, but here
+        inside = [str(place.parent)] if place.name == "__init__.py" else None
         return importlib.util.spec_from_file_location(fullname, place, loader=self, submodule_search_locations=inside)
 
     def get_source(self, fullname):
@@ -79,7 +79,7 @@ class _Importer(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
     def get_code(self, fullname):
         place = self._place(fullname.partition(".")[2])
-        tree = _Beside(self.package, place, self.path.parent).visit(ast.parse(self._text(place), str(place)))
+        tree = _Beside(self.package, place, self.path.parent).visit(ast.parse(importlib.util.decode_source(self._text(place)), str(place)))
         return compile(ast.fix_missing_locations(tree), str(place), "exec", dont_inherit=True)
 
     def _place(self, name: str) -> Path | None:
