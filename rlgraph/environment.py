@@ -24,14 +24,12 @@ Shape letters: B environments, R and S draws of a reset and of a step, D observa
 """
 
 import dataclasses
-import numbers
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import gymnasium
-import numpy as np
 
-from rlgraph.errors import UsageError, unknown
+from rlgraph.definition import contract, trial
 
 Array = Any
 SAME_STEP, NEXT_STEP, DISABLED = "SameStep", "NextStep", "Disabled"  # gymnasium.vector.AutoresetMode's values
@@ -82,6 +80,11 @@ class Environment:
     def draws(self) -> int:
         """Columns of uniforms that `step` takes: the definition's own, then those of the autoreset."""
         return self.definition.STEP_DRAWS + self.reset_draws
+
+    @property
+    def without_limit(self) -> "Environment":
+        """The same, never cut off: what a trial of the definition depends on."""
+        return dataclasses.replace(self, max_episode_steps=None)
 
     def reset(self, xp: ModuleType, u_BR: Array) -> tuple[Carry, Array]:
         """Start B episodes.
@@ -160,101 +163,10 @@ def build(definition: ModuleType, max_episode_steps: int | None = None, **params
     Raises:
         UsageError: an unknown parameter, a limit below 1, or a definition that breaks the contract.
     """
-    required = ("ID", "RESET_DRAWS", "STEP_DRAWS", "Params", "State", "reset", "step", "observe")
-    required += ("observation_space", "action_space", "MAX_EPISODE_STEPS", "REWARD_THRESHOLD")
-    missing = [name for name in required if not hasattr(definition, name)]
-    if missing:
-        raise UsageError(f"environment {definition.__name__!r} lacks {', '.join(missing)}: add it to its file")
-    id, defaults = definition.ID, definition.Params()
-    if not dataclasses.is_dataclass(defaults):
-        raise UsageError(f"environment {id!r}: Params must be a dataclass with frozen=True")
-    limit = _time_limit(definition.MAX_EPISODE_STEPS, max_episode_steps)
-    env = Environment(id, definition, replace_params(defaults, params), limit)
-    try:
-        hash(env)  # jax.jit keys its cache on it
-    except TypeError as error:
-        raise UsageError(
-            f"environment {id!r}: Params must be a dataclass with frozen=True and of plain numbers: {error}"
-        ) from error
-    _check(env)
+    contract.check_constants(definition)
+    limit = contract.time_limit(definition, max_episode_steps)
+    values = contract.replace_params(contract.default_params(definition), params)
+    contract.check_spaces(definition, values)
+    env = Environment(definition.ID, definition, values, limit)
+    trial.check_on_numpy(env.without_limit)
     return env
-
-
-def _time_limit(own: int | None, asked: int | None) -> int | None:
-    if asked is None:
-        return own
-    if asked == -1:
-        return None
-    if asked < 1:
-        raise UsageError(f"max_episode_steps must be at least 1, or -1 for no limit, but is {asked}")
-    return asked
-
-
-def replace_params(params: Any, changes: dict[str, Any]) -> Any:
-    """`params` with fields replaced; a name that it does not have is an error naming the nearest one."""
-    names = [field.name for field in dataclasses.fields(params)]
-    for name, value in changes.items():
-        if name not in names:
-            raise unknown("environment parameter", name, names)
-        if not isinstance(value, (numbers.Real, np.bool_)):
-            raise UsageError(f"environment parameter {name!r} must be a number, but is {value!r}")
-    # A numpy number would decide the dtype of what it is multiplied with; a Python number does not.
-    plain = {name: v.item() if isinstance(v, np.generic) else v for name, v in changes.items()}
-    return dataclasses.replace(params, **plain)
-
-
-def _check(env: Environment) -> None:
-    """Run the definition once on numpy and compare shapes and dtypes with the contract."""
-    B = 3
-    u = np.linspace(0.1, 0.9, B * env.draws, dtype=np.float32).reshape(B, env.draws)
-    action = _some_action(env, B)
-    State, space = env.definition.State, env.observation_space
-
-    state = _run(env, "reset", u[:, : env.reset_draws])
-    if not isinstance(state, State) or not hasattr(state, "_fields"):
-        raise UsageError(f"environment {env.id!r}: reset must return a State, a NamedTuple, not {_described(state)}")
-    for name, leaf in zip(state._fields, state):
-        if not isinstance(leaf, np.ndarray) or leaf.shape[:1] != (B,) or leaf.dtype == np.float64:
-            raise UsageError(
-                f"environment {env.id!r}: state leaf {name!r} is {_described(leaf)}, "
-                f"must be an array [{B}, ...] and not of float64"
-            )
-    _must_be(env, "observe after reset", _run(env, "observe", state), space.dtype, (B, *space.shape))
-
-    result = _run(env, "step", state, action, u[:, : env.definition.STEP_DRAWS])
-    if not isinstance(result, tuple) or len(result) != 3 or not isinstance(result[0], State):
-        raise UsageError(f"environment {env.id!r}: step must return (State, reward, terminated)")
-    after, reward_B, terminated_B = result
-    for name, old, new in zip(state._fields, state, after):
-        _must_be(env, f"state leaf {name!r} after step", new, old.dtype, old.shape)
-    _must_be(env, "reward of step", reward_B, np.float32, (B,))
-    _must_be(env, "terminated of step", terminated_B, np.bool_, (B,))
-    _must_be(env, "observe after step", _run(env, "observe", after), space.dtype, (B, *space.shape))
-
-
-def _must_be(env: Environment, what: str, got: Any, dtype: Any, shape: tuple[int, ...]) -> None:
-    if not isinstance(got, np.ndarray) or got.dtype != dtype or got.shape != shape:
-        raise UsageError(f"environment {env.id!r}: {what} is {_described(got)}, must be {np.dtype(dtype)}{list(shape)}")
-
-
-def _some_action(env: Environment, B: int) -> np.ndarray:
-    if not isinstance(env.observation_space, gymnasium.spaces.Box):
-        raise UsageError(f"environment {env.id!r}: observation_space must be a Box, not {env.observation_space}")
-    space = env.action_space
-    if isinstance(space, gymnasium.spaces.Discrete):
-        return np.full(B, space.start, dtype=np.int64)
-    if isinstance(space, gymnasium.spaces.Box):
-        return np.zeros((B, *space.shape), dtype=np.float32)
-    raise UsageError(f"environment {env.id!r}: action_space must be Discrete or Box, not {space}")
-
-
-def _run(env: Environment, name: str, *args) -> Any:
-    """A function of the definition on numpy; what it raises comes out as one line, the cause attached."""
-    try:
-        return getattr(env.definition, name)(np, *args, env.params)
-    except Exception as error:
-        raise UsageError(f"environment {env.id!r}: {name} fails on numpy arrays: {error!r}") from error
-
-
-def _described(x: Any) -> str:
-    return f"{x.dtype}{list(x.shape)}" if isinstance(x, np.ndarray) else f"a {type(x).__name__}"

@@ -1,16 +1,18 @@
 """Environments by name: the ones that ship, the ones that a program registers, and a user's own file."""
 
-import functools
 import importlib
-import importlib.util
 import os
-import sys
+import stat
 from pathlib import Path
 from types import ModuleType
 
 from rlgraph.arguments import choice, integer, shown, text
+from rlgraph.definition.files import source_files
+from rlgraph.definition.modules import load
 from rlgraph.environment import Environment, build
 from rlgraph.errors import UsageError
+
+__all__ = ["ENVIRONMENTS", "make", "register", "source_files"]
 
 # Written out: nothing is scanned, and nothing is imported before it is asked for.
 ENVIRONMENTS: dict[str, str | ModuleType] = {
@@ -59,38 +61,24 @@ def make(id: str | os.PathLike, max_episode_steps: int | None = None, **params) 
     return build(_definition(text("id", id)), max_episode_steps=max_episode_steps, **params)
 
 
-def source_files(definition: ModuleType) -> tuple[Path, ...]:
-    """The files that a definition was read from, its own first; none where it came from no file, as at a prompt."""
-    path = getattr(definition, "__file__", None)
-    return () if path is None else (Path(path),)
-
-
 def _definition(id: str) -> ModuleType:
     if id.endswith(".py"):
         return _from_file(Path(id))
+    if id not in ENVIRONMENTS and (Path(id).suffix.lower() == ".py" or "/" in id):
+        raise UsageError(f"no environment {shown(id)}: the name of an environment file must end in .py")
     found = ENVIRONMENTS[choice("environment", id, ENVIRONMENTS)]
     return importlib.import_module(found) if isinstance(found, str) else found
 
 
 def _from_file(path: Path) -> ModuleType:
     try:
-        found = path.is_file()
-    except OSError as error:  # a name that is too long, a folder that nobody may look into
-        raise UsageError(f"cannot read environment file {shown(str(path))}: {error.strerror}") from error
-    if not found:
-        raise UsageError(f"no environment file {str(path)!r}: give the path of a Python file, or a known name")
-    return _load(path.resolve(), path.stat().st_mtime_ns)
-
-
-@functools.cache  # one module a file, so that two environments made from it are equal and compile once
-def _load(path: Path, modified_ns: int) -> ModuleType:
-    name = f"rlgraph_user_env_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up by name
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise UsageError(f"environment file {str(path)!r} fails to load: {error!r}") from error
-    return module
+        why = (
+            None if stat.S_ISREG(path.stat().st_mode) else "it is no file that holds text"
+        )  # opening a pipe would hang
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+    if why:
+        raise UsageError(
+            f"no environment file {shown(str(path))} ({why}): give the path of a Python file, or a known name"
+        )
+    return load(path)

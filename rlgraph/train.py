@@ -29,6 +29,8 @@ from rlgraph.checkpoint import (
     say,
 )
 from rlgraph.config import SEEDS, TrainConfig, check_episodes, check_seed
+from rlgraph.definition.errors import errors_of
+from rlgraph.definition.trial import check_on
 from rlgraph.devices import device_name
 from rlgraph.environment import Environment
 from rlgraph.errors import UsageError
@@ -139,8 +141,9 @@ def train(agent: str, config: TrainConfig, progress: Callable[[int, int, dict], 
     if config.env.endswith(".py"):  # in full, so that the run can be evaluated from any folder
         config = dataclasses.replace(config, env=str(Path(config.env).resolve()))
     trainer_class(agent, config.backend)  # imported before there is a folder, so that a wrong name leaves none
+    check_on(env, config.backend, config.device)
     folder = new_folder(agent, config)
-    with named_in_errors(folder), locked(folder):
+    with named_in_errors(folder), locked(folder), errors_of(env):
         with removed_on_error(folder):
             write_config(folder, agent, config)  # first of all: a run that is killed from here on can go on
             run = _Run(folder, agent, config, env)
@@ -175,10 +178,12 @@ def resume(run_dir: str | os.PathLike, progress: Callable[[int, int, dict], Any]
         last = newest(folder)
         if last is None:
             say(f"run {run_dir!r} has no checkpoint yet: it starts from the beginning")
-        run = _Run(folder, agent, config, make(config.env), last)
-        for name in (RESULT, POLICY):  # of an interruption: the run goes beyond them
-            (folder / name).unlink(missing_ok=True)
-        return run.to_the_end(progress)
+        env = make(config.env)
+        with errors_of(env):
+            run = _Run(folder, agent, config, env, last)
+            for name in (RESULT, POLICY):  # of an interruption: the run goes beyond them
+                (folder / name).unlink(missing_ok=True)
+            return run.to_the_end(progress)
 
 
 def _finished(folder: Path) -> Result | None:
@@ -290,7 +295,9 @@ def evaluate_run(
     env = make(config.env)
     trainer = trainer_class(agent, backend or config.backend)
     arrays = choose(folder, checkpoint).policy if checkpoint else load_policy(_policy_file(folder))
-    returns = trainer.evaluate_policy(trainer.load_policy(config, env, arrays), env, episodes, seed)
+    check_on(env, backend or config.backend, config.device)
+    with errors_of(env):
+        returns = trainer.evaluate_policy(trainer.load_policy(config, env, arrays), env, episodes, seed)
     check_returns(returns)
     return returns
 

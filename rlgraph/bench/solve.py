@@ -19,6 +19,8 @@ from rich.table import Table
 from rlgraph.bench import results
 from rlgraph.bench.provenance import clocks, provenance
 from rlgraph.config import SEEDS, TrainConfig
+from rlgraph.definition.errors import errors_of
+from rlgraph.definition.trial import check_on
 from rlgraph.environment import Environment
 from rlgraph.errors import UsageError
 from rlgraph.fields import check_counts
@@ -164,6 +166,7 @@ def main(argv: list[str]) -> int:
     options = parse(options, words, f"{PROGRAM} {agent}", options(**_chosen(default, options)))
     env, target = _environment(options)
     trainer_class(agent, options.backend)  # a wrong name is found out before anything is written
+    check_on(env, options.backend, options.device)
 
     on_gpu = torch.cuda.is_available() and options.device != "cpu"
     device = torch.cuda.get_device_name() if on_gpu else "cpu"
@@ -181,7 +184,8 @@ def main(argv: list[str]) -> int:
     }
     console = terminal_console()
     try:
-        with contextlib.suppress(KeyboardInterrupt), advice_on_memory(sizes_to_lower(type(options), options.env)):
+        advice = advice_on_memory(sizes_to_lower(type(options), options.env))
+        with contextlib.suppress(KeyboardInterrupt), advice, errors_of(env):
             _measure(content, agent, options, env, path, console)
             content["interrupted"] = False
     except UsageError:  # the trainer's, of the first seed

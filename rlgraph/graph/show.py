@@ -9,6 +9,8 @@ import torch
 import tyro
 
 from rlgraph.config import TrainConfig
+from rlgraph.definition.errors import errors_of
+from rlgraph.definition.trial import check_on
 from rlgraph.errors import UsageError, unknown
 from rlgraph.graph.capture import capture
 from rlgraph.graph.inspect import GraphInfo
@@ -114,7 +116,10 @@ def _info(agent: str, options) -> GraphInfo:
     """Of the graph of an iteration, or of the rollout in it."""
     base = config_class(agent)
     config = base(**{name: getattr(options, name) for name in base.__dataclass_fields__})
-    trainer = trainer_class(agent, "torch")(config, make(config.env))
+    env = make(config.env)
+    check_on(env, "torch", config.device)
+    with errors_of(env):
+        trainer = trainer_class(agent, "torch")(config, env)
     graph, K = trainer.graph, config.iterations_per_launch
     if graph is None:  # mode auto has fallen back
         raise UsageError(f"{agent} on {trainer.env.id} is no CUDA graph: it runs {trainer.execution()}")

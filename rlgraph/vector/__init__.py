@@ -12,6 +12,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from rlgraph import registry
 from rlgraph.arguments import choice, integer, text
 from rlgraph.backend import BACKENDS
+from rlgraph.definition.errors import errors_of
+from rlgraph.definition.trial import check_on
 from rlgraph.devices import device_name
 from rlgraph.vector.base import check_spaces_fit, checked_seed, short_memory_is_an_error
 
@@ -84,7 +86,8 @@ def make_vec(
         from rlgraph.vector.torch import TorchVectorEnv as Backend
     else:
         from rlgraph.vector.jax import JaxVectorEnv as Backend
-    with short_memory_is_an_error(num_envs):
+    check_on(env, backend, device)
+    with short_memory_is_an_error(num_envs), errors_of(env):
         return Backend(env, spec, num_envs, device, mode, seed, autoreset_mode, output)
 
 

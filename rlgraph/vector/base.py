@@ -16,7 +16,9 @@ from gymnasium.vector.utils import batch_space
 
 from rlgraph.arguments import integer, shown
 from rlgraph.config import check_seed
-from rlgraph.environment import DISABLED, SAME_STEP, Environment, replace_params
+from rlgraph.definition.contract import replace_params
+from rlgraph.definition.errors import errors_of
+from rlgraph.environment import DISABLED, SAME_STEP, Environment
 from rlgraph.errors import UsageError, first_line, is_out_of_memory
 from rlgraph.vector.arrays import is_on_cuda, on_host
 
@@ -108,6 +110,7 @@ class VectorEnv(gymnasium.vector.VectorEnv):
         if self._discrete:
             self._low = int(self.single_action_space.start)
             self._high = self._low + int(self.single_action_space.n) - 1
+        self._errors = errors_of(env)
         self._started = False
         self._unverified = 0  # steps taken with device actions since the flag was last read
         self._reseed(secrets.randbits(32) if seed is None else seed)
@@ -146,7 +149,7 @@ class VectorEnv(gymnasium.vector.VectorEnv):
         env = dataclasses.replace(self.env, params=replace_params(self.env.params, changes))
         if seed is not None:
             self._reseed(seed)
-        with short_memory_is_an_error(self.num_envs):
+        with short_memory_is_an_error(self.num_envs), self._errors:
             obs = self._start(env, mask_B)
         self._started = True
         return self._given_away(obs), {}
@@ -191,7 +194,8 @@ class VectorEnv(gymnasium.vector.VectorEnv):
                 f"{done_B.sum()} of {self.num_envs} episodes have ended: "
                 'call reset(options={"reset_mask": terminated | truncated}) before the next step()'
             )
-        *results, final_obs = self._advance(actions)
+        with self._errors:
+            *results, final_obs = self._advance(actions)
         if disabled or self.output == "numpy" or self._unverified >= STEPS_BETWEEN_CHECKS:
             self._read_flag()
         obs, reward_B, terminated_B, truncated_B = map(self._given_away, results)
@@ -221,7 +225,8 @@ class VectorEnv(gymnasium.vector.VectorEnv):
         if not self._started:
             raise ResetNeeded("steps() before the first reset(): call reset() first")
         actions = self._valid_actions(actions, several=True)
-        *results, final_obs = self._advance_several(actions)
+        with self._errors:
+            *results, final_obs = self._advance_several(actions)
         if self.output == "numpy" or self._unverified >= STEPS_BETWEEN_CHECKS:
             self._read_flag()
         given = self._to_host if self.output == "numpy" else lambda array: array
