@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import importlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,27 +10,34 @@ from typing import Any
 import numpy as np
 
 from rlgraph.agents import AGENTS
+from rlgraph.arguments import integer, real, text, truth
 from rlgraph.backend import BACKENDS
 from rlgraph.checkpoint import (
     BEGINNING,
     Checkpoint,
     Checkpoints,
-    check_same_run,
+    check_numbers,
+    check_progress,
     choose,
-    identity,
+    has_saved_none,
     load_policy,
     newest,
     save_policy,
     saved,
-    say,
 )
 from rlgraph.config import SEEDS, TrainConfig, check_episodes, check_seed
 from rlgraph.environment import Environment
 from rlgraph.errors import UsageError, unknown
+from rlgraph.files import DamagedError, is_there, read_object, say
+from rlgraph.identity import Sources, check_before_import, check_imported, check_same_run, hash_sources, identity
 from rlgraph.loop import Clock, Loop, deferred_interrupt
 from rlgraph.metrics import MetricsLog
 from rlgraph.registry import make
 from rlgraph.run_folder import (
+    CONFIG,
+    METRICS,
+    POLICY,
+    RESULT,
     existing_folder,
     locked,
     named_in_errors,
@@ -44,7 +50,6 @@ from rlgraph.run_folder import (
 )
 
 EVAL_SEED_OFFSET = 1_000_003  # evaluation never replays the starts seen in training
-POLICY, RESULT = "policy.safetensors", "result.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +124,9 @@ def train(agent: str, config: TrainConfig, progress: Callable[[int, int, dict], 
     folder = new_folder(agent, config)
     with named_in_errors(folder), locked(folder):
         with removed_on_error(folder):
-            write_config(folder, agent, config)  # first of all: a run that is killed from here on can go on
-            run = _Run(folder, agent, config, env)
+            sources = hash_sources(env.definition)
+            write_config(folder, agent, config, sources)  # a run that is killed from here on can go on
+            run = _Run(folder, config, env, identity(agent, config, sources))
         return run.to_the_end(progress)
 
 
@@ -142,46 +148,89 @@ def resume(run_dir: str, progress: Callable[[int, int, dict], Any] | None = None
     """
     folder = existing_folder(run_dir)
     with named_in_errors(folder), locked(folder):
-        agent, config = read_config(folder, config_class)
-        finished = _finished(folder)
+        agent, config, sources = read_config(folder, config_class)
+        finished = _finished(folder, agent, config)
         if finished is not None:
             say(f"run {run_dir!r} is finished: there is nothing left to do")
             return finished
-        last = newest(folder)
+        of_run, last = identity(agent, config, sources), newest(folder)
         if last is None:
+            _check_nothing_is_lost(folder)
             say(f"run {run_dir!r} has no checkpoint yet: it starts from the beginning")
-        run = _Run(folder, agent, config, make(config.env), last)
-        for name in (RESULT, POLICY):  # of an interruption: the run goes beyond them
-            (folder / name).unlink(missing_ok=True)
-        return run.to_the_end(progress)
+        else:
+            check_same_run(of_run, last.header, last.in_words)
+            check_progress(last, config)
+            check_numbers(last)
+        return _Run(folder, config, _recorded_env(folder, config, sources), of_run, last).to_the_end(progress)
 
 
-def _finished(folder: Path) -> Result | None:
+def _check_nothing_is_lost(folder: Path) -> None:
+    """Raise a UsageError if a run without a checkpoint had one: it would write over what is left of that."""
+    left = [name for name in (POLICY, RESULT) if is_there(folder / name)]
+    if is_there(folder / METRICS) and (folder / METRICS).stat().st_size and not has_saved_none(folder):
+        left.append(METRICS)
+    if left:
+        raise UsageError(
+            f"run {str(folder)!r} has no checkpoint, though it has {left[0]}: put its folder checkpoints back, or "
+            "start a new run"
+        )
+
+
+def _recorded_env(folder: Path, config: TrainConfig, sources: Sources) -> Environment:
+    """The environment that a run was trained with: of a user's file, nothing is imported that is not the same."""
+    check_before_import(config.env, sources, folder / CONFIG)
+    env = make(config.env)
+    check_imported(env.definition, sources, folder / CONFIG)
+    return env
+
+
+def _finished(folder: Path, agent: str, config: TrainConfig) -> Result | None:
     """The result of a run that has nothing left to do."""
     path = folder / RESULT
-    if not path.is_file():
+    if not is_there(path):
         return None
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        kinds = {field.name: field.type for field in dataclasses.fields(Result)}
-        known = {name: np.nan if value is None and kinds[name] is float else value for name, value in fields.items()}
-        result = Result(**known | {"run_dir": str(folder)})
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        result = Result(**_checked_result(read_object(path)) | {"run_dir": str(folder)})
+        steps = config.num_iterations * config.batch_size
+        if not result.interrupted and (result.agent, result.steps) != (agent, steps):
+            raise DamagedError(f"it says {result.steps} steps of {result.agent}, config.json {steps} of {agent}")
+    except DamagedError as error:
         raise UsageError(f"{str(path)!r} is damaged ({error}): delete it, and the run can go on") from error
     return None if result.interrupted else result
+
+
+def _checked_result(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a Result, each of its type. NaN, which JSON lacks, is null there."""
+    kinds = {field.name: field.type for field in dataclasses.fields(Result)}
+    if fields.keys() != kinds.keys():
+        raise DamagedError(f"it does not hold {', '.join(kinds)}")
+    convert = {str: text, int: integer, float: real, bool: truth, float | None: real}
+    empty = {float: np.nan, float | None: None}
+    try:
+        return {
+            name: empty[kinds[name]] if value is None and kinds[name] in empty else convert[kinds[name]](name, value)
+            for name, value in fields.items()
+        }
+    except UsageError as error:
+        raise DamagedError(str(error)) from error
 
 
 class _Run:
     """The part of a run that falls to this process: from a checkpoint, or from the beginning, to the result."""
 
-    def __init__(self, folder: Path, agent: str, config: TrainConfig, env: Environment, last: Checkpoint | None = None):
-        self.folder, self.agent, self.config, self.env = folder, agent, config, env
-        self.identity = identity(agent, config, env)
-        if last:
-            check_same_run(last, self.identity)
+    def __init__(
+        self,
+        folder: Path,
+        config: TrainConfig,
+        env: Environment,
+        of_run: dict[str, Any],
+        last: Checkpoint | None = None,
+    ):
+        self.folder, self.config, self.env, self.identity = folder, config, env, of_run
+        self.agent = of_run["agent"]
         self.done = last.header if last else BEGINNING
         self.clock = Clock(self.done)
-        self.trainer = trainer_class(agent, config.backend)(config, env)
+        self.trainer = trainer_class(self.agent, config.backend)(config, env)
         if last:
             self.trainer.load_state(last.state)
 
@@ -189,12 +238,15 @@ class _Run:
         config, folder = self.config, self.folder
         write_versions(folder, config.backend, str(self.trainer.device))
         checkpoints = Checkpoints(folder, config.keep_checkpoints, self.identity)
+        if self.done is BEGINNING:
+            checkpoints.begin()
         with contextlib.closing(MetricsLog(folder, self.done["steps"])) as log, deferred_interrupt() as interrupt:
             loop = Loop(
                 config, metric_names(self.agent), checkpoints, log, self.clock, self.done["iterations"], progress
             )
             loop.run(self.trainer, interrupt)
-            save_policy(folder / POLICY, self.trainer.arrays())
+            header = self.identity | BEGINNING | {"iterations": loop.iterations, "steps": loop.steps}
+            save_policy(folder / POLICY, header | self.clock.state(), self.trainer.arrays())
         interrupted, returns = bool(interrupt), np.array([np.nan])
         try:
             if not interrupted:
@@ -252,23 +304,30 @@ def evaluate_run(
     check_episodes("episodes", episodes)
     folder = existing_folder(run_dir)
     check_seed(seed)
-    agent, config = read_config(folder, config_class)
-    config = dataclasses.replace(config, device=device)
-    env = make(config.env)
+    agent, config, sources = read_config(folder, config_class)
     trainer = trainer_class(agent, backend or config.backend)
-    arrays = choose(folder, checkpoint).policy if checkpoint else load_policy(_policy_file(folder))
-    return trainer.evaluate_policy(trainer.load_policy(config, env, arrays), env, episodes, seed)
+    played = _policy_at_the_end(folder, config) if checkpoint is None else choose(folder, checkpoint)
+    check_same_run(identity(agent, config, sources), played.header, played.in_words)
+    check_numbers(played)
+    env = _recorded_env(folder, config, sources)
+    policy = trainer.load_policy(dataclasses.replace(config, device=device), env, played.policy)
+    return trainer.evaluate_policy(policy, env, episodes, seed)
 
 
-def _policy_file(folder: Path) -> Path:
+def _policy_at_the_end(folder: Path, config: TrainConfig) -> Checkpoint:
+    """Of the run, or of its last interruption."""
     path = folder / POLICY
-    if not path.is_file() and (saved(folder) or not (folder / RESULT).is_file()):
+    if not is_there(path) and (saved(folder) or not is_there(folder / RESULT)):
         play = "play its last checkpoint by --checkpoint last, or " if saved(folder) else ""
         raise UsageError(
             f"no policy at {str(path)!r}: the run has not come to its end; {play}go on with `rlgraph train --resume "
             f"{folder}`"
         )
-    return path
+    policy = load_policy(path)
+    steps = policy.header["steps"]
+    if policy.header["iterations"] < config.num_iterations and (newer := max(saved(folder), default=0)) > steps:
+        say(f"{policy.in_words} is of step {steps}; --checkpoint last plays that of step {newer}")
+    return policy
 
 
 def _agent(name: str):
