@@ -84,13 +84,13 @@ def _rows_until(path: Path, steps: int) -> bytes:
             step = _step_of(line)
         except ValueError as error:
             if number < len(lines):  # what follows the last end of a line is empty, or a crash tore it
-                damaged.append(f"the first in line {number} ({error})")
+                damaged.append(f"line {number}, {error}")
             continue
         if step <= steps:
             rows.append(line + b"\n")
             last = max(step, last)
     if damaged:
-        say(f"{str(path)!r} has {len(damaged)} damaged rows, {damaged[0]}: they are left out")
+        say(f"rows of {str(path)!r} are damaged, {len(damaged)} in all, and left out: first {damaged[0]}")
     if last < steps:
         say(f"{str(path)!r} has no rows after step {last}, though the last checkpoint is of step {steps}")
     return b"".join(rows)

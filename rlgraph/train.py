@@ -156,12 +156,14 @@ def resume(run_dir: str, progress: Callable[[int, int, dict], Any] | None = None
         of_run, last = identity(agent, config, sources), newest(folder)
         if last is None:
             _check_nothing_is_lost(folder)
-            say(f"run {run_dir!r} has no checkpoint yet: it starts from the beginning")
         else:
             check_same_run(of_run, last.header, last.in_words)
             check_progress(last, config)
             check_numbers(last)
-        return _Run(folder, config, _recorded_env(folder, config, sources), of_run, last).to_the_end(progress)
+        env = _recorded_env(folder, config, sources)
+        if last is None:
+            say(f"run {run_dir!r} has no checkpoint yet: it starts from the beginning")
+        return _Run(folder, config, env, of_run, last).to_the_end(progress)
 
 
 def _check_nothing_is_lost(folder: Path) -> None:
