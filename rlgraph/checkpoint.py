@@ -1,80 +1,90 @@
 """Policies and checkpoints on disk: safetensors and JSON, written whole or not at all, nothing that unpickles.
 
 A policy file has the same names and layout on both backends. A checkpoint holds everything that determines the rest of
-a run, as arrays "state/...", the policy file's arrays as "policy/...", and a header in the file's metadata.
+a run, as arrays "state/...", and the policy file's arrays as "policy/...". Both have the same header: what run they are
+of, see `rlgraph.identity`, and how far it was, see `BEGINNING`.
 """
 
-import dataclasses
-import hashlib
-import inspect
-import json
 import math
 import os
 import re
-import sys
-import zlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file, save
 
-import rlgraph
+from rlgraph.arguments import integer, real, shown
+from rlgraph.arrays_file import read_arrays, read_header, write_arrays
 from rlgraph.config import TrainConfig
-from rlgraph.environment import Environment
 from rlgraph.errors import UsageError
+from rlgraph.files import DamagedError, cannot_read, is_there, say, sync_folder, write_atomically
 
 FOLDER = "checkpoints"  # in a run's
-LAYOUT = 1  # of checkpoints: raised when an older version could not read them
+NONE_YET = "none-yet"  # a file in it until it has a checkpoint: a run without both has lost them, or left them behind
 
-# ---- files
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, or a crash, finds the old content or the new one, never a part."""
-    part = path.with_name(path.name + ".part")
-    try:
-        with open(part, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
+# What a header says of a run that has no checkpoint yet.
+BEGINNING = {"iterations": 0, "steps": 0, "seconds": 0.0, "train_seconds": 0.0, "timed_iterations": 0, "score": None}
 
 
-def _sync_folder(folder: Path) -> None:
-    """A new name survives a loss of power only if its folder is on disk too."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds, or a policy file, whose state is empty."""
+
+    path: Path
+    header: dict[str, Any]  # `identity`, and what BEGINNING has
+    state: dict[str, np.ndarray]
+    policy: dict[str, np.ndarray]
+
+    @property
+    def in_words(self) -> str:
+        return f"{'checkpoint' if self.state else 'policy file'} {str(self.path)!r}"
+
+
+def check_progress(last: Checkpoint, config: TrainConfig) -> None:
+    """Raise a UsageError unless a run of this config can have been where a checkpoint says it was."""
+    iterations, steps, timed = (last.header[name] for name in ("iterations", "steps", "timed_iterations"))
+    possible = iterations % config.iterations_per_launch == 0 and iterations <= config.num_iterations
+    possible &= steps == iterations * config.batch_size and timed <= iterations
+    if not possible or (timed and not last.header["train_seconds"]):
+        raise UsageError(
+            f"{last.in_words} says {iterations} iterations, {steps} steps and {timed} timed iterations, which no run "
+            "of its config comes to: delete it to go on from another one, or start a new run"
+        )
+
+
+def check_numbers(played: Checkpoint) -> None:
+    """Raise a UsageError that names the first array of a policy that is not of finite float32."""
+    for name, array in played.policy.items():
+        if array.dtype != np.float32:
+            raise UsageError(f"{name!r} is {array.dtype} in {played.in_words}, but must be float32")
+        if not np.isfinite(array).all():
+            raise UsageError(
+                f"{name!r} holds NaN or infinity in {played.in_words}: take an earlier checkpoint, or start a new run"
+            )
 
 
 # ---- policies
 
 
-def save_policy(path: Path, arrays: dict[str, np.ndarray]) -> None:
+def save_policy(path: Path, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     """Write weights and statistics by name."""
-    write_atomically(path, save(_dense(arrays)))
+    write_arrays(path, header, arrays)
 
 
-def load_policy(path: Path) -> dict[str, np.ndarray]:
+def load_policy(path: Path) -> Checkpoint:
     """What `save_policy` wrote.
 
     Raises:
         UsageError: no such file, or a damaged one.
     """
-    if not path.is_file():
-        raise UsageError(f"no policy at {str(path)!r}: give a run folder that `rlgraph train` wrote")
     try:
-        return load_file(path)
-    except SafetensorError as error:
+        header, arrays = read_arrays(path)
+        return Checkpoint(path, _checked(header), {}, arrays)
+    except FileNotFoundError as error:
+        raise UsageError(f"no policy at {str(path)!r}: give a run folder that `rlgraph train` wrote") from error
+    except DamagedError as error:
         raise UsageError(f"policy file {str(path)!r} is damaged: {error}") from error
 
 
@@ -108,17 +118,6 @@ def check_same_state(expected: dict[str, str], arrays: dict[str, np.ndarray]) ->
 
 # ---- checkpoints
 
-# What a header says of a run that has no checkpoint yet.
-BEGINNING = {"iterations": 0, "steps": 0, "seconds": 0.0, "train_seconds": 0.0, "timed_iterations": 0, "score": None}
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    path: Path
-    header: dict[str, Any]  # `identity`, and what BEGINNING has
-    state: dict[str, np.ndarray]
-    policy: dict[str, np.ndarray]
-
 
 class Checkpoints:
     """The checkpoints of one run: the latest ones, and the one with the best score.
@@ -132,6 +131,11 @@ class Checkpoints:
     def __init__(self, run: Path, keep: int, identity: dict[str, Any]):
         self.run, self.keep, self.identity = run, keep, identity
 
+    def begin(self) -> None:
+        """Note that there is none yet, before a run writes anything that it could lose."""
+        self._make_folder()
+        write_atomically(self.run / FOLDER / NONE_YET, b"The run has saved no checkpoint yet.\n")
+
     def save(self, done: dict[str, Any], state: dict[str, np.ndarray], policy: dict[str, np.ndarray]) -> None:
         """Write one, then delete those that are no longer to be kept.
 
@@ -143,82 +147,105 @@ class Checkpoints:
         Raises:
             OSError: the disk is full or gone. The earlier checkpoints are still there.
         """
-        arrays = _dense({f"state/{name}": array for name, array in state.items()})
-        arrays |= _dense({f"policy/{name}": array for name, array in policy.items()})
-        metadata = {name: json.dumps(value) for name, value in (self.identity | done).items()}
-        metadata["crc32"] = str(_checksum(metadata, arrays))
+        arrays = {f"state/{name}": array for name, array in state.items()}
+        arrays |= {f"policy/{name}": array for name, array in policy.items()}
+        score = done["score"] if done["score"] is not None and math.isfinite(done["score"]) else None
+        self._make_folder()
+        write_arrays(self.run / FOLDER / _name(done["steps"]), self.identity | done | {"score": score}, arrays)
+        self._delete_others(done["steps"])
+
+    def _make_folder(self) -> None:
         folder = self.run / FOLDER
         if not folder.exists():
             folder.mkdir()
-            _sync_folder(self.run)
-        write_atomically(folder / f"{done['steps']:012d}.safetensors", save(arrays, metadata))
-        self._delete_others(done["steps"])
+            sync_folder(self.run)
 
     def _delete_others(self, newest: int) -> None:
-        paths = saved(self.run)
+        paths = {steps: path for steps, path in saved(self.run).items() if path.is_file()}
         # One of more steps than the newest is damaged, and was passed over when the run went on.
         past = {steps: path for steps, path in paths.items() if steps <= newest}
-        scores = {steps: _score(path) for steps, path in past.items()}
-        kept = {*sorted(past)[-self.keep :], max(past, key=lambda steps: (scores[steps], steps))}
+        best = max(past, key=lambda steps: (_score_if_whole(past[steps]), steps))
+        kept = {*sorted(past)[-self.keep :], best}
         for steps, path in paths.items():
             if steps not in kept:
-                path.unlink()
-        for part in (self.run / FOLDER).glob("*.part"):  # of a process that was killed while it wrote
-            part.unlink()
+                path.unlink(missing_ok=True)
+        folder = self.run / FOLDER
+        (folder / NONE_YET).unlink(missing_ok=True)
+        for part in folder.glob("*.part"):  # of a process that was killed while it wrote
+            if part.is_file():
+                part.unlink()
 
 
 def saved(run: Path) -> dict[int, Path]:
-    """The checkpoints of a run by their steps, in that order, whole or not."""
-    paths = [path for path in (run / FOLDER).glob("*.safetensors") if re.fullmatch(r"\d{12,}", path.stem)]
-    return {int(path.stem): path for path in sorted(paths, key=lambda path: int(path.stem))}
+    """The checkpoints of a run by their steps, in that order, whole or not.
+
+    Raises:
+        UsageError: the folder cannot be read.
+    """
+    folder = run / FOLDER
+    try:
+        names = set(os.listdir(folder))
+    except FileNotFoundError as error:
+        if folder.is_symlink():
+            raise cannot_read(folder, error) from error
+        return {}
+    except OSError as error:
+        raise cannot_read(folder, error) from error
+    numbers = sorted(int(name.split(".")[0]) for name in names if re.fullmatch(r"[0-9]{12,20}\.safetensors", name))
+    return {steps: folder / _name(steps) for steps in numbers if _name(steps) in names}
+
+
+def _name(steps: int) -> str:
+    return f"{steps:012d}.safetensors"
+
+
+def has_saved_none(run: Path) -> bool:
+    """Whether a run without checkpoints never had one, so that it may start from the beginning."""
+    return is_there(run / FOLDER / NONE_YET)
 
 
 def newest(run: Path) -> Checkpoint | None:
-    """The last checkpoint of a run that is whole, None if it has none yet. A damaged one is named on stderr.
+    """The last checkpoint of a run that is whole, None if it has none. A damaged one is named on stderr.
 
     Raises:
-        UsageError: there are some, and all are damaged.
+        UsageError: there are some, and all are damaged; or one cannot be read.
     """
-    return _first_whole(reversed(saved(run).values()))
+    return _first_whole(lambda: reversed(saved(run).values()))
 
 
 def choose(run: Path, which: str) -> Checkpoint:
     """A checkpoint of a run: "last"; "best", the one of the best score; or the number of its steps.
 
     Raises:
-        UsageError: there is none such, or it is damaged.
+        UsageError: there is none such, or it is damaged, or cannot be read.
     """
-    paths = saved(run)
-    if which in ("last", "best"):
-        order = sorted(paths, key=(lambda steps: (_score(paths[steps]), steps)) if which == "best" else None)
-    else:
-        order = [steps for steps in paths if which.isdecimal() and steps == int(which)]
-    found = _first_whole(paths[steps] for steps in reversed(order))
+
+    def chosen() -> list[Path]:
+        known = saved(run).items()
+        paths = [path for steps, path in reversed(known) if which in ("last", "best", str(steps), path.stem)]
+        return sorted(paths, key=_score_or_least, reverse=True) if which == "best" else paths  # of equals, the later
+
+    found = _first_whole(chosen)
     if found is None:
-        known = f"known: last, best, {', '.join(map(str, paths))}" if paths else "it has none"
-        raise UsageError(f"run {str(run)!r} has no checkpoint {which!r}; {known}")
+        known = f"known: last, best, {', '.join(map(str, saved(run)))}" if saved(run) else "it has none"
+        raise UsageError(f"run {str(run)!r} has no checkpoint {shown(which)}; {known}")
     return found
 
 
-def _read(path: Path) -> Checkpoint:
-    try:
-        with safe_open(path, "numpy") as file:
-            metadata = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
-        # safetensors itself does not notice a changed byte in the middle of a tensor.
-        if metadata.pop("crc32", None) != str(_checksum(metadata, arrays)):
-            raise DamagedError("its checksum is not that of its content")
-        header = {name: json.loads(text) for name, text in metadata.items()}
-    except (SafetensorError, OSError, ValueError) as error:
-        raise DamagedError(str(error) or type(error).__name__) from error
-    return Checkpoint(path, header, _under("state/", arrays), _under("policy/", arrays))
+def _first_whole(list_paths: Callable[[], Iterable[Path]]) -> Checkpoint | None:
+    """The first of the checkpoints that is whole.
+
+    They are listed again where one is gone before it is read: a training beside has written a newer one.
+    """
+    for _ in range(100):
+        try:
+            return _first_whole_of(list_paths())
+        except FileNotFoundError:
+            continue
+    raise UsageError("checkpoints are deleted faster than they can be read: try again")
 
 
-class DamagedError(Exception):
-    """A checkpoint that is not as it was written."""
-
-
-def _first_whole(paths) -> Checkpoint | None:
+def _first_whole_of(paths: Iterable[Path]) -> Checkpoint | None:
     damaged = []
     for path in paths:
         try:
@@ -235,78 +262,53 @@ def _first_whole(paths) -> Checkpoint | None:
     return None
 
 
-def _score(path: Path) -> float:
-    """From the file's header alone."""
+def _read(path: Path) -> Checkpoint:
+    header, arrays = read_arrays(path)
+    if path.name != _name(_checked(header)["steps"]):
+        raise DamagedError(f"its header says {header['steps']} steps")
+    return Checkpoint(path, header, _under("state/", arrays), _under("policy/", arrays))
+
+
+def _checked(header: dict[str, Any]) -> dict[str, Any]:
+    """A header of which all that BEGINNING has is of the right type; `check_same_run` compares the rest."""
     try:
-        with safe_open(path, "numpy") as file:
-            score = json.loads((file.metadata() or {})["score"])
-    except (SafetensorError, OSError, ValueError, KeyError):
-        return -math.inf  # damaged
-    return score if score is not None and math.isfinite(score) else -math.inf
+        for name in ("iterations", "steps", "timed_iterations"):
+            integer(name, header.get(name), least=0)
+        for name in ("seconds", "train_seconds"):
+            if real(name, header.get(name)) < 0:
+                raise UsageError(f"{name} is {header[name]}")
+        _score_in(header)
+    except UsageError as error:
+        raise DamagedError(str(error)) from error
+    return header
 
 
-def _checksum(metadata: dict[str, str], arrays: dict[str, np.ndarray]) -> int:
-    """CRC-32 of the header and of every array with its name, dtype and shape."""
-    crc = zlib.crc32(json.dumps(metadata, sort_keys=True).encode())
-    for name, array in sorted(arrays.items()):
-        crc = zlib.crc32(f"{name} {array.dtype} {array.shape}".encode(), crc)
-        crc = zlib.crc32(array, crc)
-    return crc
+def _score_in(header: dict[str, Any]) -> float:
+    score = header.get("score")
+    return -math.inf if score is None else real("score", score)
 
 
-def _dense(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Rows after each other, which safetensors takes for granted."""
-    return {name: np.asarray(array, order="C") for name, array in arrays.items()}
+def _score(path: Path) -> float:
+    """From the file's header alone. Raises what `read_header` does."""
+    return _score_in(_checked(read_header(path)))
+
+
+def _score_if_whole(path: Path) -> float:
+    """The same, of one that is perhaps to be deleted."""
+    try:
+        return _score(path)
+    except (DamagedError, UsageError, FileNotFoundError):
+        return -math.inf
+
+
+def _score_or_least(path: Path) -> float:
+    """The same; what is damaged is not the best, and is named on stderr."""
+    try:
+        return _score(path)
+    except DamagedError as error:
+        say(f"checkpoint {str(path)!r} is damaged ({error}): it is not taken for the best")
+        return -math.inf
 
 
 def _under(prefix: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-
-
-def say(message: str) -> None:
-    """A line on stderr about a run that goes on all the same."""
-    print("rlgraph:", " ".join(message.splitlines()), file=sys.stderr)
-
-
-# ---- what a checkpoint belongs to
-
-
-def identity(agent: str, config: TrainConfig, env: Environment) -> dict[str, Any]:
-    """The part of a checkpoint's header that must be the same when its run goes on, as JSON would give it back."""
-    header = {
-        "layout": LAYOUT,
-        "rlgraph": rlgraph.__version__,
-        "agent": agent,
-        "environment": _digest(env),
-        "config": dataclasses.asdict(config),
-    }
-    return json.loads(json.dumps(header))
-
-
-def check_same_run(checkpoint: Checkpoint, expected: dict[str, Any]) -> None:
-    """Raise a UsageError that names the first difference between a checkpoint and a run's `identity`."""
-    names = {
-        "layout": "the layout of checkpoints",
-        "rlgraph": "the version of rlgraph",
-        "agent": "the agent",
-    }
-    pairs = [(text, expected[name], checkpoint.header.get(name)) for name, text in names.items()]
-    here, there = expected["config"], checkpoint.header.get("config") or {}
-    pairs += [(f"{name} in config.json", here.get(name), there.get(name)) for name in [*here, *there]]
-    source = "the SHA-256 of the environment's source"
-    pairs.append((source, expected["environment"], checkpoint.header.get("environment")))
-    for text, ours, theirs in pairs:
-        if ours != theirs:
-            raise UsageError(
-                f"{text} is {ours!r}, but {theirs!r} in checkpoint {str(checkpoint.path)!r}: put it back, or start a "
-                "new run"
-            )
-
-
-def _digest(env: Environment) -> str:
-    """A hash of the definition's source; of its name alone where there is none, as at Python's prompt."""
-    try:
-        source = inspect.getsource(env.definition)
-    except (OSError, TypeError):
-        source = env.definition.__name__
-    return hashlib.sha256(source.encode()).hexdigest()

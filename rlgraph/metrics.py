@@ -3,14 +3,19 @@
 import json
 import math
 import os
+import re
 import time
 from pathlib import Path
+from types import NoneType
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from rlgraph.checkpoint import write_atomically
+from rlgraph.arguments import integer
+from rlgraph.errors import UsageError
+from rlgraph.files import is_there, parse_json, read, say, write_atomically
+from rlgraph.run_folder import METRICS
 
 EVENTS = "events.out.tfevents."
 
@@ -24,11 +29,12 @@ class MetricsLog:
     """
 
     def __init__(self, folder: Path, steps: int = 0):
-        path = folder / "metrics.jsonl"
-        if path.exists():
+        path = folder / METRICS
+        if steps or is_there(path):
             write_atomically(path, _rows_until(path, steps))
         self._jsonl = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
-        earlier = [int(path.name.removeprefix(EVENTS)) for path in folder.glob(EVENTS + "*")]
+        names = (re.fullmatch(re.escape(EVENTS) + "([0-9]{6,9})", name) for name in os.listdir(folder))
+        earlier = [int(name[1]) for name in names if name]  # a file of another writer's has another name
         # TensorBoard reads a folder's files in the order of their names.
         self._events_file = open(folder / f"{EVENTS}{max(earlier, default=-1) + 1:06d}", "xb")  # noqa: SIM115 - closed by close()
         self._events = RecordWriter(self._events_file)
@@ -70,13 +76,31 @@ class MetricsLog:
 
 
 def _rows_until(path: Path, steps: int) -> bytes:
-    """The rows up to a step; none from the first one on that a crash tore."""
-    rows = []
-    for line in path.read_bytes().splitlines(keepends=True):
+    """The rows up to a step. What is damaged, or missing, is named on stderr."""
+    lines = read(path).split(b"\n") if is_there(path) else [b""]
+    rows, last, damaged = [], 0, []
+    for number, line in enumerate(lines, 1):
         try:
-            if json.loads(line)["step"] > steps or not line.endswith(b"\n"):
-                break
-        except ValueError:
-            break
-        rows.append(line)
+            step = _step_of(line)
+        except ValueError as error:
+            if number < len(lines):  # what follows the last end of a line is empty, or a crash tore it
+                damaged.append(f"line {number}, {error}")
+            continue
+        if step <= steps:
+            rows.append(line + b"\n")
+            last = max(step, last)
+    if damaged:
+        say(f"rows of {str(path)!r} are damaged, {len(damaged)} in all, and left out: first {damaged[0]}")
+    if last < steps:
+        say(f"{str(path)!r} has no rows after step {last}, though the last checkpoint is of step {steps}")
     return b"".join(rows)
+
+
+def _step_of(line: bytes) -> int:
+    """The step of a row; ValueError if it is none."""
+    row = parse_json(line)
+    if not isinstance(row, dict):
+        raise UsageError("it is no JSON object")
+    if not all(type(value) in (int, float, NoneType) for value in row.values()):
+        raise UsageError("it holds something else than numbers")
+    return integer("step", row.get("step"), least=0)

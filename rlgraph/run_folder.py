@@ -10,14 +10,19 @@ import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from rlgraph.checkpoint import write_atomically
+from rlgraph.arguments import shown, text
 from rlgraph.config import TrainConfig
-from rlgraph.errors import UsageError, unknown
+from rlgraph.errors import UsageError, first_line, unknown
+from rlgraph.files import DamagedError, is_there, read_object, write_atomically
+from rlgraph.identity import Sources
 
-CONFIG, LOCK = "config.json", "lock"
+CONFIG, VERSIONS, METRICS = "config.json", "versions.json", "metrics.jsonl"
+POLICY, RESULT, LOCK = "policy.safetensors", "result.json", "lock"
+SOURCES = "environment_sha256"  # what config.json says beside the config
 UNBEGUN = {LOCK, CONFIG + ".part"}  # what a process may leave that was killed before the config was written
 
 
@@ -57,10 +62,16 @@ def _dated_folder(agent: str, config: TrainConfig) -> Path:
 
 
 def existing_folder(run_dir: str) -> Path:
-    """The folder of a run that has begun."""
+    """The folder of a run that has begun.
+
+    Raises:
+        UsageError: it is none, or something is in the place of one of its files.
+    """
     folder = Path(run_dir)
-    if not (folder / CONFIG).is_file():
+    if not is_there(folder / CONFIG):
         raise UsageError(f"{run_dir!r} is not a run folder: it has no config.json")
+    for name in (VERSIONS, METRICS, POLICY, RESULT, LOCK):
+        is_there(folder / name)
     return folder
 
 
@@ -78,15 +89,35 @@ def removed_on_error(folder: Path):
         raise
 
 
+_locks: set[int] = set()  # descriptors of the locks that this process holds
+
+
 @contextlib.contextmanager
 def locked(folder: Path):
     """Keep out every other process that would write to the run. The system ends the lock with the process."""
-    with open(folder / LOCK, "a") as file:
+    path = folder / LOCK
+    is_there(path)
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
+    _locks.add(lock)
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UsageError(f"another process is training run {str(folder)!r}; wait for it or end it") from error
         yield
+    finally:
+        if lock in _locks:  # else this is a child, which has let go of it
+            _locks.remove(lock)
+            os.close(lock)
+
+
+def _let_go_of_locks() -> None:
+    """In a forked child, which would keep its parent's locks when the parent is killed."""
+    while _locks:
+        os.close(_locks.pop())
+
+
+os.register_at_fork(after_in_child=_let_go_of_locks)
 
 
 @contextlib.contextmanager
@@ -112,22 +143,41 @@ def write_json(path: Path, content: dict) -> None:
     write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
-def write_config(folder: Path, agent: str, config: TrainConfig) -> None:
-    write_json(folder / CONFIG, {"agent": agent, **dataclasses.asdict(config)})
+def write_config(folder: Path, agent: str, config: TrainConfig, sources: Sources) -> None:
+    write_json(folder / CONFIG, {"agent": agent, **dataclasses.asdict(config), SOURCES: sources})
 
 
-def read_config(folder: Path, config_class: Callable[[str], type[TrainConfig]]) -> tuple[str, TrainConfig]:
-    """The agent and config of a run; `config_class` gives the class by the agent's name."""
+def read_config(folder: Path, config_class: Callable[[str], type[TrainConfig]]) -> tuple[str, TrainConfig, Sources]:
+    """The agent and config of a run, and the hashes of its environment's files.
+
+    Args:
+        folder: the run's.
+        config_class: gives the class of the config by the agent's name.
+    """
     path = folder / CONFIG
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(settings, dict) or not {"agent", "env"} <= settings.keys():
-            raise UsageError("it does not say which agent and environment")
-        agent = str(settings.pop("agent"))
+        settings = read_object(path)
+    except DamagedError as error:
+        raise _damaged(path, error) from error
+    try:
+        if not {"agent", "env", SOURCES} <= settings.keys():
+            raise UsageError(f"it does not say agent, env and {SOURCES}")
+        agent, sources = text("agent", settings.pop("agent")), _checked_sources(settings.pop(SOURCES))
         cls = config_class(agent)
-        return agent, cls(**_known(settings, cls))
+        return agent, cls(**_known(settings, cls)), sources
     except ValueError as error:
-        raise UsageError(f"{str(path)!r} is damaged: {error}") from error
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> UsageError:
+    return UsageError(f"{str(path)!r} is damaged: {first_line(error)}")
+
+
+def _checked_sources(sources: Any) -> Sources:
+    right = isinstance(sources, dict) and all(value is None or isinstance(value, str) for value in sources.values())
+    if not right:
+        raise UsageError(f"{SOURCES} must be hashes by file, but is {shown(sources)}")
+    return sources
 
 
 def _known(settings: dict, cls: type[TrainConfig]) -> dict:
@@ -150,4 +200,4 @@ def write_versions(folder: Path, backend: str, device: str) -> None:
         "device": device,
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    write_json(folder / "versions.json", versions)
+    write_json(folder / VERSIONS, versions)

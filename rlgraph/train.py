@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import importlib
-import json
 import numbers
 import os
 from collections.abc import Callable
@@ -13,20 +12,20 @@ from typing import Any
 import numpy as np
 
 from rlgraph.agents import AGENTS
-from rlgraph.arguments import choice, integer, shown, text
+from rlgraph.arguments import choice, integer, real, shown, text, truth
 from rlgraph.backend import BACKENDS
 from rlgraph.checkpoint import (
     BEGINNING,
     Checkpoint,
     Checkpoints,
-    check_same_run,
+    check_numbers,
+    check_progress,
     choose,
-    identity,
+    has_saved_none,
     load_policy,
     newest,
     save_policy,
     saved,
-    say,
 )
 from rlgraph.config import SEEDS, TrainConfig, check_episodes, check_seed
 from rlgraph.definition.errors import errors_of
@@ -34,11 +33,17 @@ from rlgraph.definition.trial import check_on
 from rlgraph.devices import device_name
 from rlgraph.environment import Environment
 from rlgraph.errors import UsageError
+from rlgraph.files import DamagedError, is_there, read_object, say
 from rlgraph.finite import check_returns
+from rlgraph.identity import Sources, check_before_import, check_imported, check_same_run, hash_sources, identity
 from rlgraph.loop import Clock, Loop, deferred_interrupt
 from rlgraph.metrics import MetricsLog
 from rlgraph.registry import make
 from rlgraph.run_folder import (
+    CONFIG,
+    METRICS,
+    POLICY,
+    RESULT,
     existing_folder,
     locked,
     named_in_errors,
@@ -51,7 +56,6 @@ from rlgraph.run_folder import (
 )
 
 EVAL_SEED_OFFSET = 1_000_003  # evaluation never replays the starts seen in training
-POLICY, RESULT = "policy.safetensors", "result.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,8 +149,9 @@ def train(agent: str, config: TrainConfig, progress: Callable[[int, int, dict], 
     folder = new_folder(agent, config)
     with named_in_errors(folder), locked(folder), errors_of(env):
         with removed_on_error(folder):
-            write_config(folder, agent, config)  # first of all: a run that is killed from here on can go on
-            run = _Run(folder, agent, config, env)
+            sources = hash_sources(env.definition)
+            write_config(folder, agent, config, sources)  # a run that is killed from here on can go on
+            run = _Run(folder, config, env, identity(agent, config, sources))
         return run.to_the_end(progress)
 
 
@@ -170,48 +175,92 @@ def resume(run_dir: str | os.PathLike, progress: Callable[[int, int, dict], Any]
     _check_progress(progress)
     folder = existing_folder(run_dir)
     with named_in_errors(folder), locked(folder):
-        agent, config = read_config(folder, config_class)
-        finished = _finished(folder)
+        agent, config, sources = read_config(folder, config_class)
+        finished = _finished(folder, agent, config)
         if finished is not None:
             say(f"run {run_dir!r} is finished: there is nothing left to do")
             return finished
-        last = newest(folder)
+        of_run, last = identity(agent, config, sources), newest(folder)
+        if last is None:
+            _check_nothing_is_lost(folder)
+        else:
+            check_same_run(of_run, last.header, last.in_words)
+            check_progress(last, config)
+            check_numbers(last)
+        env = _recorded_env(folder, config, sources)
         if last is None:
             say(f"run {run_dir!r} has no checkpoint yet: it starts from the beginning")
-        env = make(config.env)
         with errors_of(env):
-            run = _Run(folder, agent, config, env, last)
-            for name in (RESULT, POLICY):  # of an interruption: the run goes beyond them
-                (folder / name).unlink(missing_ok=True)
-            return run.to_the_end(progress)
+            return _Run(folder, config, env, of_run, last).to_the_end(progress)
 
 
-def _finished(folder: Path) -> Result | None:
+def _check_nothing_is_lost(folder: Path) -> None:
+    """Raise a UsageError if a run without a checkpoint had one: it would write over what is left of that."""
+    left = [name for name in (POLICY, RESULT) if is_there(folder / name)]
+    if is_there(folder / METRICS) and (folder / METRICS).stat().st_size and not has_saved_none(folder):
+        left.append(METRICS)
+    if left:
+        raise UsageError(
+            f"run {str(folder)!r} has no checkpoint, though it has {left[0]}: put its folder checkpoints back, or "
+            "start a new run"
+        )
+
+
+def _recorded_env(folder: Path, config: TrainConfig, sources: Sources) -> Environment:
+    """The environment that a run was trained with: of a user's file, nothing is imported that is not the same."""
+    check_before_import(config.env, sources, folder / CONFIG)
+    env = make(config.env)
+    check_imported(env.definition, sources, folder / CONFIG)
+    return env
+
+
+def _finished(folder: Path, agent: str, config: TrainConfig) -> Result | None:
     """The result of a run that has nothing left to do."""
     path = folder / RESULT
-    if not path.is_file():
+    if not is_there(path):
         return None
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        kinds = {field.name: field.type for field in dataclasses.fields(Result)}
-        known = {name: np.nan if value is None and kinds[name] is float else value for name, value in fields.items()}
-        result = Result(**known | {"run_dir": str(folder)})
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        result = Result(**_checked_result(read_object(path)) | {"run_dir": str(folder)})
+        steps = config.num_iterations * config.batch_size
+        if not result.interrupted and (result.agent, result.steps) != (agent, steps):
+            raise DamagedError(f"it says {result.steps} steps of {result.agent}, config.json {steps} of {agent}")
+    except DamagedError as error:
         raise UsageError(f"{str(path)!r} is damaged ({error}): delete it, and the run can go on") from error
     return None if result.interrupted else result
+
+
+def _checked_result(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a Result, each of its type. NaN, which JSON lacks, is null there."""
+    kinds = {field.name: field.type for field in dataclasses.fields(Result)}
+    if fields.keys() != kinds.keys():
+        raise DamagedError(f"it does not hold {', '.join(kinds)}")
+    convert = {str: text, int: integer, float: real, bool: truth, float | None: real}
+    empty = {float: np.nan, float | None: None}
+    try:
+        return {
+            name: empty[kinds[name]] if value is None and kinds[name] in empty else convert[kinds[name]](name, value)
+            for name, value in fields.items()
+        }
+    except UsageError as error:
+        raise DamagedError(str(error)) from error
 
 
 class _Run:
     """The part of a run that falls to this process: from a checkpoint, or from the beginning, to the result."""
 
-    def __init__(self, folder: Path, agent: str, config: TrainConfig, env: Environment, last: Checkpoint | None = None):
-        self.folder, self.agent, self.config, self.env = folder, agent, config, env
-        self.identity = identity(agent, config, env)
-        if last:
-            check_same_run(last, self.identity)
+    def __init__(
+        self,
+        folder: Path,
+        config: TrainConfig,
+        env: Environment,
+        of_run: dict[str, Any],
+        last: Checkpoint | None = None,
+    ):
+        self.folder, self.config, self.env, self.identity = folder, config, env, of_run
+        self.agent = of_run["agent"]
         self.done = last.header if last else BEGINNING
         self.clock = Clock(self.done)
-        self.trainer = trainer_class(agent, config.backend)(config, env)
+        self.trainer = trainer_class(self.agent, config.backend)(config, env)
         if last:
             self.trainer.load_state(last.state)
 
@@ -219,13 +268,16 @@ class _Run:
         config, folder = self.config, self.folder
         write_versions(folder, config.backend, str(self.trainer.device))
         checkpoints = Checkpoints(folder, config.keep_checkpoints, self.identity)
+        if self.done is BEGINNING:
+            checkpoints.begin()
         with contextlib.closing(MetricsLog(folder, self.done["steps"])) as log, deferred_interrupt() as interrupt:
             loop = Loop(
                 config, metric_names(self.agent), checkpoints, log, self.clock, self.done["iterations"], progress
             )
             loop.run(self.trainer, interrupt)
             arrays = self.trainer.arrays()
-            save_policy(folder / POLICY, arrays)
+            header = self.identity | BEGINNING | {"iterations": loop.iterations, "steps": loop.steps}
+            save_policy(folder / POLICY, header | self.clock.state(), arrays)
         interrupted, returns = bool(interrupt), np.array([np.nan])
         try:
             if not interrupted:
@@ -290,27 +342,34 @@ def evaluate_run(
     check_seed(seed)
     backend = None if backend is None else choice("backend", backend, BACKENDS)
     checkpoint = None if checkpoint is None else _checkpoint_name(checkpoint)
-    agent, config = read_config(folder, config_class)
-    config = dataclasses.replace(config, device=device_name(device))
-    env = make(config.env)
+    agent, config, sources = read_config(folder, config_class)
     trainer = trainer_class(agent, backend or config.backend)
-    arrays = choose(folder, checkpoint).policy if checkpoint else load_policy(_policy_file(folder))
+    played = _policy_at_the_end(folder, config) if checkpoint is None else choose(folder, checkpoint)
+    check_same_run(identity(agent, config, sources), played.header, played.in_words)
+    check_numbers(played)
+    env = _recorded_env(folder, config, sources)
+    config = dataclasses.replace(config, device=device_name(device))
     check_on(env, backend or config.backend, config.device)
     with errors_of(env):
-        returns = trainer.evaluate_policy(trainer.load_policy(config, env, arrays), env, episodes, seed)
+        returns = trainer.evaluate_policy(trainer.load_policy(config, env, played.policy), env, episodes, seed)
     check_returns(returns)
     return returns
 
 
-def _policy_file(folder: Path) -> Path:
+def _policy_at_the_end(folder: Path, config: TrainConfig) -> Checkpoint:
+    """Of the run, or of its last interruption."""
     path = folder / POLICY
-    if not path.is_file() and (saved(folder) or not (folder / RESULT).is_file()):
+    if not is_there(path) and (saved(folder) or not is_there(folder / RESULT)):
         play = "play its last checkpoint by --checkpoint last, or " if saved(folder) else ""
         raise UsageError(
             f"no policy at {str(path)!r}: the run has not come to its end; {play}go on with `rlgraph train --resume "
             f"{folder}`"
         )
-    return path
+    policy = load_policy(path)
+    steps = policy.header["steps"]
+    if policy.header["iterations"] < config.num_iterations and (newer := max(saved(folder), default=0)) > steps:
+        say(f"{policy.in_words} is of step {steps}; --checkpoint last plays that of step {newer}")
+    return policy
 
 
 def _agent(name: str):

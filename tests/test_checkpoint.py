@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import rlgraph
-from rlgraph import checkpoint
+from rlgraph import checkpoint, identity
 from rlgraph.agents import AGENTS, ppo_jax, ppo_torch
 from rlgraph.agents.dqn import DQNConfig
 from rlgraph.agents.ppo import PPOConfig
@@ -320,14 +320,35 @@ def test_a_run_that_lacks_only_its_evaluation_is_evaluated(interrupted, finished
     assert_same_run(interrupted, finished)
 
 
-def test_without_a_checkpoint_it_starts_from_the_beginning_and_says_so(interrupted, finished, capsys):
-    for path in [*saved(interrupted).values(), interrupted / "policy.safetensors", interrupted / "result.json"]:
-        path.unlink()
-    resume(str(interrupted))
+def end_in_iteration(monkeypatch, iteration: int) -> None:
+    """As a kill would, so that nothing is saved."""
+    iterate, count = ppo_torch.PPO.iterate, iter(range(1, 10**6))
+
+    def ending(self):
+        if next(count) == iteration:
+            raise KeyboardInterrupt
+        return iterate(self)
+
+    monkeypatch.setattr(ppo_torch.PPO, "iterate", ending)
+
+
+@pytest.mark.parametrize("iteration", [1, 5])
+def test_without_a_checkpoint_it_starts_from_the_beginning_and_says_so(
+    iteration, tmp_path, finished, monkeypatch, capsys
+):
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        end_in_iteration(patch, iteration)
+        with pytest.raises(KeyboardInterrupt):
+            train("ppo", dataclasses.replace(TINY, run_dir=str(folder), checkpoint_seconds=1e6))
+    assert not saved(folder)
+    assert len(rows(folder)) == max(iteration - 2, 0)  # the last is still on its way
+    resume(str(folder))
     assert capsys.readouterr().err == (
-        f"rlgraph: run {str(interrupted)!r} has no checkpoint yet: it starts from the beginning\n"
+        f"rlgraph: run {str(folder)!r} has no checkpoint yet: it starts from the beginning\n"
     )
-    assert_same_run(interrupted, finished)
+    assert_same_run(folder, finished)
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == [f"{8 * STEP:012d}.safetensors"]
 
 
 def test_tensorboard_and_jsonl_hold_every_row_once(interrupted):
@@ -495,9 +516,9 @@ def test_another_agent_version_or_layout_is_refused(interrupted, capsys, monkeyp
         line = complaint(capsys, "train", "--resume", interrupted)
     assert line.startswith(f"the version of rlgraph is '99', but {rlgraph.__version__!r} in checkpoint ")
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "LAYOUT", 99)
+        patch.setattr(identity, "LAYOUT", 99)
         line = complaint(capsys, "train", "--resume", interrupted)
-        assert line.startswith("the layout of checkpoints is 99, but 1 in checkpoint ")
+    assert line.startswith("the layout of checkpoints is 99, but 2 in checkpoint ")
     last = newest(interrupted)
     done = {name: last.header[name] for name in BEGINNING}
     Checkpoints(interrupted, 3, last.header | {"agent": "pqn"}).save(done, last.state, last.policy)

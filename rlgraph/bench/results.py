@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rlgraph.bench.provenance import provenance
-from rlgraph.checkpoint import write_atomically
 from rlgraph.errors import CaptureError, GraphError, NonFiniteError, UsageError
+from rlgraph.files import write_atomically
 
 VERSION = 1
 OPTIONAL = type(None)
