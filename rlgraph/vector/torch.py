@@ -110,7 +110,7 @@ class TorchVectorEnv(base.VectorEnv):
     def _start(self, env, mask_B):
         carry, _ = env.reset(xp, self._uniform(env.reset_draws))
         if mask_B is not None:
-            carry = select(xp, torch.from_numpy(mask_B).to(self.device), carry, self._carry)
+            carry = select(xp, torch.from_numpy(copied(mask_B, np.bool_)).to(self.device), carry, self._carry)
         for old, new in zip(tree_leaves(self._carry), tree_leaves(carry)):
             old.copy_(new)
         return env.definition.observe(xp, carry.state, self.env.params)
