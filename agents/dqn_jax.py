@@ -13,7 +13,7 @@ import optax
 from rlgraph.agents import replay_jax
 from rlgraph.agents.dqn import DQNConfig
 from rlgraph.agents.networks_jax import QNetwork, epsilon_greedy
-from rlgraph.agents.replay_jax import Replay, Transitions
+from rlgraph.agents.replay_jax import Replay, Transitions, discounted
 from rlgraph.agents.trainer_jax import Trainer
 from rlgraph.config import check_discrete
 from rlgraph.devices import jax_device
@@ -49,7 +49,7 @@ def dqn_loss(policy: QNetwork, target: QNetwork, batch: Transitions, config: DQN
     # van Hasselt et al. (2016), eq. 4; without the double estimator Mnih et al. (2015), algorithm 1.
     next_action = (policy if config.double else target).greedy(batch.next_obs)
     next_value = _value_of(next_action, target(batch.next_obs))
-    target_M = jax.lax.stop_gradient(batch.reward + batch.discount * next_value)
+    target_M = jax.lax.stop_gradient(batch.reward + discounted(batch.discount, next_value))
     q_value = _value_of(batch.action, policy(batch.obs))
     # Not clipped as in the paper, where rewards are too: the rare and large errors at an episode's end must count.
     loss = 0.5 * ((q_value - target_M) ** 2).mean()
@@ -96,7 +96,7 @@ class DQN(Trainer):
         learner = (state.policy, state.target, state.optimizer, state.updates)
         (policy, target, optimizer, updates), metrics_K3 = jax.lax.scan(update, learner, batches)
         state = TrainState(policy, target, optimizer, collector, replay, key, state.iteration + 1, updates)
-        means = learning * metrics_K3.mean(axis=0)
+        means = jnp.where(learning, metrics_K3.mean(axis=0), 0)
         return state, jnp.stack([*means, learning_rate, epsilon, learning * jnp.float32(K), *episodes])
 
     def _schedule(self, iteration: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -10,7 +10,7 @@ import torch
 
 from rlgraph.agents.dqn import DQNConfig
 from rlgraph.agents.networks_torch import QNetwork, epsilon_greedy
-from rlgraph.agents.replay_torch import Replay, Transitions
+from rlgraph.agents.replay_torch import Replay, Transitions, discounted
 from rlgraph.agents.trainer_torch import Trainer
 from rlgraph.config import check_discrete
 from rlgraph.devices import torch_device
@@ -33,7 +33,7 @@ def dqn_loss(policy: QNetwork, target: QNetwork, batch: Transitions, config: DQN
         # van Hasselt et al. (2016), eq. 4; without the double estimator Mnih et al. (2015), algorithm 1.
         next_action = (policy if config.double else target).greedy(batch.next_obs)
         next_value = _value_of(next_action, target(batch.next_obs))
-        target_M = batch.reward + batch.discount * next_value
+        target_M = batch.reward + discounted(batch.discount, next_value)
     q_value = _value_of(batch.action, policy(batch.obs))
     # Not clipped as in the paper, where rewards are too: the rare and large errors at an episode's end must count.
     loss = 0.5 * ((q_value - target_M) ** 2).mean()
@@ -74,7 +74,7 @@ class DQN(Trainer):
         for batch in zip(*(x.split(M) for x in batches)):
             totals += self._update(Transitions(*batch), learning)
         self.iteration += 1
-        means = learning * totals / K
+        means = torch.where(learning > 0, totals / K, 0)
         return torch.stack([*means, self.learning_rate, self.epsilon, learning * K, *episodes])
 
     def _schedule(self) -> None:
@@ -106,9 +106,11 @@ class DQN(Trainer):
         self.optimizer.step()
         with torch.no_grad():
             self.updates += learning.long()
-            share = config.target_tau * learning * (self.updates % config.target_period == 0)
-            for old, new in zip(self.target.parameters(), self.policy.parameters()):
-                old.lerp_(new, share)
+            due = (learning > 0) & (self.updates % config.target_period == 0)
+            old = list(self.target.parameters())
+            # Towards itself where it is not due: a share of 0 would let an infinity through.
+            new = [torch.where(due, n, o) for n, o in zip(self.policy.parameters(), old)]
+            torch._foreach_lerp_(old, new, config.target_tau)
         return torch.stack([*metrics, norm])
 
     # ---- what the run holds

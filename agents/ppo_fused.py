@@ -326,7 +326,7 @@ class GradientWriter:
         for k in range(len(self.actions)):
             lines += [
                 f"log_std_{k} = tl.load(log_std_ptr + {k})",
-                f"free_{k} = tl.where((log_std_{k} >= {low}) & (log_std_{k} <= {high}), 1.0, 0.0)",
+                f"free_{k} = (log_std_{k} >= {low}) & (log_std_{k} <= {high})",
                 f"log_std_{k} = tl.minimum(tl.maximum(log_std_{k}, {low}), {high})",
                 f"entropy_of_row += log_std_{k} + {0.5 * math.log(2 * math.pi * math.e)}",
                 f"d_log_std_{k} = tl.zeros([BLOCK], tl.float32)",
@@ -347,7 +347,7 @@ class GradientWriter:
         for k in range(len(self.actions)):
             lines += [
                 f"d_output_{k} = d_log_prob * z_{k} * tl.exp(-log_std_{k})",
-                f"d_log_std_{k} += (d_log_prob * (z_{k} * z_{k} - 1.0) - d_entropy) * free_{k}",
+                f"d_log_std_{k} += tl.where(free_{k}, d_log_prob * (z_{k} * z_{k} - 1.0) - d_entropy, 0.0)",
             ]
         return lines
 

@@ -111,9 +111,11 @@ class Collector:
         done_B = step.terminated_B | step.truncated_B
         return_B = self.return_B + step.reward_B
         length_B = self.carry.elapsed_B + 1
-        for total_B, amount_B in zip(self.totals, (return_B, length_B, 1)):
-            total_B.add_(done_B * amount_B)
-        self.return_B.copy_(return_B * ~done_B)
+        # Selected where a number may be infinite, not multiplied: 0 times infinity is NaN.
+        self.totals.return_sum.add_(torch.where(done_B, return_B, 0))
+        self.totals.length_sum.add_(done_B * length_B)
+        self.totals.count.add_(done_B)
+        self.return_B.copy_(torch.where(done_B, 0, return_B))
         copy_into(self.carry, step.carry)
         self.obs.copy_(step.obs)
 
@@ -181,7 +183,7 @@ def evaluate(env: Environment, greedy: Callable, num_episodes: int, generator: t
         u_BN = torch.rand(num_episodes, env.draws, generator=generator, device=generator.device)
         step = env.step(xp, carry, to_env(greedy(obs)), u_BN, SAME_STEP)
         carry, obs = step.carry, step.obs
-        returns_B += step.reward_B * playing_B
+        returns_B += torch.where(playing_B, step.reward_B, 0)
         playing_B &= ~(step.terminated_B | step.truncated_B)
         if t % 50 == 49 and not playing_B.any():
             break
