@@ -313,6 +313,12 @@ class SquashedActor(Observer):
         """[A] each."""
         return np.array(self.low, np.float32), np.array(self.high, np.float32)
 
+    @property
+    def log_volume(self) -> float:
+        """Sum of log h over the half-widths h of the Box. A log-prob in units of the bounds is larger by it."""
+        low, high = self._bounds()
+        return float(np.log(0.5 * (high - low)).sum())
+
     def _parameters_of(self, obs):
         """Mean and log standard deviation of u, [B, A] each."""
         mean, unbounded = jnp.split(self.actor(self.normalized(obs)), 2, axis=-1)

@@ -244,6 +244,9 @@ class SquashedActor(Observer):
     """A Gaussian over u, squashed by tanh and scaled into a bounded Box, its mean and deviation both of the network.
 
     Args: as ActorCritic's. Both bounds of every action must be finite.
+
+    Attributes:
+        log_volume: sum of log h over the half-widths h of the Box. A log-prob in units of the bounds is larger by it.
     """
 
     def __init__(
@@ -261,6 +264,7 @@ class SquashedActor(Observer):
         # Not persistent: they belong to the environment, not to the weights.
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("high", high, persistent=False)
+        self.log_volume = torch.log(0.5 * (high - low)).sum().item()
         inputs = math.prod(observation_space.shape)
         self.actor = MLP([inputs, *hidden, 2 * len(low)], activation, 0.01, generator)
 

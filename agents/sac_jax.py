@@ -14,7 +14,7 @@ import optax
 
 from rlgraph.agents.moments_jax import Moments, merge_moments
 from rlgraph.agents.networks_jax import SquashedActor, TwinCritic
-from rlgraph.agents.replay_jax import Replay, Transitions, add, create, sample
+from rlgraph.agents.replay_jax import Replay, Transitions, add, create, discounted, sample
 from rlgraph.agents.sac import SACConfig, check_action_space
 from rlgraph.agents.trainer_jax import Trainer
 from rlgraph.devices import jax_device
@@ -63,10 +63,13 @@ def critic_loss(
 
     Returns:
         loss []; and the mean action value [].
+
+    Entropy counts in units of the bounds: without that, a task in other units of its actions would be another task.
     """
     action, log_prob = actor.act(batch.next_obs, noise)
     q = target_critics(actor.features(batch.next_obs, action)).min(axis=0)
-    target = batch.reward + batch.discount * (q - temperature * log_prob)  # eqs. 2 and 3
+    soft_value = q - temperature * (log_prob + actor.log_volume)  # eq. 3
+    target = batch.reward + discounted(batch.discount, soft_value)  # eq. 2
     q = critics(actor.features(batch.obs, batch.action))
     loss = 0.5 * ((q - target) ** 2).mean(axis=-1).sum()  # eq. 5
     return loss, q.mean()
@@ -87,7 +90,7 @@ def actor_loss(actor: SquashedActor, critics: TwinCritic, temperature: jax.Array
     """
     action, log_prob = actor.act(obs, noise)
     q = critics(actor.features(obs, action)).min(axis=0)
-    return (temperature * log_prob - q).mean(), log_prob.mean()  # eq. 9
+    return (temperature * (log_prob + actor.log_volume) - q).mean(), log_prob.mean()  # eq. 9
 
 
 def temperature_loss(log_temperature: jax.Array, log_prob: jax.Array, target_entropy: float):
@@ -166,7 +169,7 @@ class SAC(Trainer):
         (pi_loss, log_prob), actor_gradient = jax.value_and_grad(actor_loss, has_aux=True)(
             actor, critics, temperature, batch.obs, noise[1]
         )
-        target_entropy = -math.prod(self.env.action_space.shape)
+        target_entropy = actor.log_volume - math.prod(self.env.action_space.shape)  # the paper's -A, as above
         temperature_gradient = jax.grad(temperature_loss)(log_temperature, log_prob, target_entropy)
         gradient = Learner(actor_gradient, critics_gradient, temperature_gradient)
         direction, optimizer = self.optimizer.update(gradient, optimizer)

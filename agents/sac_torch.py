@@ -11,7 +11,7 @@ import torch
 
 from rlgraph.agents.moments_torch import merge_moments
 from rlgraph.agents.networks_torch import SquashedActor, TwinCritic
-from rlgraph.agents.replay_torch import Replay, Transitions
+from rlgraph.agents.replay_torch import Replay, Transitions, discounted
 from rlgraph.agents.sac import SACConfig, check_action_space
 from rlgraph.agents.trainer_torch import Trainer
 from rlgraph.devices import torch_device
@@ -38,11 +38,14 @@ def critic_loss(
 
     Returns:
         loss []; and the mean action value [], without gradient.
+
+    Entropy counts in units of the bounds: without that, a task in other units of its actions would be another task.
     """
     with torch.no_grad():
         action, log_prob = actor.act(batch.next_obs, noise)
         q = target_critics(actor.features(batch.next_obs, action)).amin(0)
-        target = batch.reward + batch.discount * (q - temperature * log_prob)  # eqs. 2 and 3
+        soft_value = q - temperature * (log_prob + actor.log_volume)  # eq. 3
+        target = batch.reward + discounted(batch.discount, soft_value)  # eq. 2
     q = critics(actor.features(batch.obs, batch.action))
     loss = 0.5 * ((q - target) ** 2).mean(-1).sum()  # eq. 5
     return loss, q.detach().mean()
@@ -65,7 +68,7 @@ def actor_loss(
     """
     action, log_prob = actor.act(obs, noise)
     q = critics(actor.features(obs, action)).amin(0)
-    return (temperature * log_prob - q).mean(), log_prob.detach().mean()  # eq. 9
+    return (temperature * (log_prob + actor.log_volume) - q).mean(), log_prob.detach().mean()  # eq. 9
 
 
 def temperature_loss(log_temperature: torch.Tensor, log_prob: torch.Tensor, target_entropy: float):
@@ -132,7 +135,7 @@ class SAC(Trainer):
         q_loss.backward(inputs=list(critics.parameters()))
         pi_loss, log_prob = self._actor_loss(actor, critics, temperature, batch.obs, noise[1])
         pi_loss.backward(inputs=list(actor.parameters()))
-        target_entropy = -math.prod(self.env.action_space.shape)
+        target_entropy = actor.log_volume - math.prod(self.env.action_space.shape)  # the paper's -A, as above
         temperature_loss(self.log_temperature, log_prob, target_entropy).backward(inputs=[self.log_temperature])
         self.optimizer.step()
         with torch.no_grad():
