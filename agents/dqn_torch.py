@@ -70,7 +70,7 @@ class DQN(Trainer):
         # What the replay holds does not change between the updates: all of their minibatches are drawn at once.
         batches = self.replay.sample(K * M, self.generator, config.n_step, config.gamma)
         learning = (self.replay.fill >= config.first_rows).float()
-        totals = torch.zeros(3, device=self.device)
+        totals = torch.zeros(3, dtype=torch.float32, device=self.device)
         for batch in zip(*(x.split(M) for x in batches)):
             totals += self._update(Transitions(*batch), learning)
         self.iteration += 1
@@ -80,7 +80,7 @@ class DQN(Trainer):
     def _schedule(self) -> None:
         """This iteration's learning rate and epsilon, on the device."""
         config = self.config
-        done = self.iteration / config.num_iterations
+        done = self._share_done()
         if config.anneal_lr:
             self.learning_rate.copy_(config.learning_rate * (1 - done).clamp(min=0))
         exploring = (1 - done / config.exploration_fraction).clamp(min=0)
@@ -120,8 +120,8 @@ class DQN(Trainer):
         self.generator = torch.Generator(device).manual_seed(config.seed)
         self.policy = self.build_policy(config, self.env)
         self.target = copy.deepcopy(self.policy).requires_grad_(False)
-        self.learning_rate = torch.tensor(config.learning_rate, device=device)
-        self.epsilon = torch.tensor(config.epsilon_start, device=device)
+        self.learning_rate = torch.tensor(config.learning_rate, dtype=torch.float32, device=device)
+        self.epsilon = torch.tensor(config.epsilon_start, dtype=torch.float32, device=device)
         self.iteration = torch.zeros((), dtype=torch.int64, device=device)
         self.updates = torch.zeros((), dtype=torch.int64, device=device)
         self.collector = Collector(

@@ -151,7 +151,7 @@ class Categorical(eqx.Module):
         return -jnp.sum(jnp.exp(log_prob) * log_prob, axis=-1)
 
     def mode(self, logits):
-        return jnp.argmax(logits, axis=-1)
+        return _argmax(logits)
 
 
 class Gaussian(eqx.Module):
@@ -241,7 +241,7 @@ class QNetwork(eqx.Module):
 
     def greedy(self, obs):
         """The action of the greatest value."""
-        return jnp.argmax(self(obs), axis=-1)
+        return _argmax(self(obs))
 
 
 class LayerNormQNetwork(eqx.Module):
@@ -280,7 +280,7 @@ class LayerNormQNetwork(eqx.Module):
 
     def greedy(self, obs):
         """The action of the greatest value."""
-        return jnp.argmax(self(obs), axis=-1)
+        return _argmax(self(obs))
 
 
 class SquashedActor(Observer):
@@ -384,7 +384,12 @@ def epsilon_greedy(value_BA, u_B, epsilon):
     """
     n = value_BA.shape[-1]
     any_B = jnp.minimum((u_B / epsilon * n).astype(jnp.int32), n - 1)  # an approximate division may give n
-    return jnp.where(u_B < epsilon, any_B, jnp.argmax(value_BA, axis=-1))
+    return jnp.where(u_B < epsilon, any_B, _argmax(value_BA))
+
+
+def _argmax(x):
+    """Of the last axis: int32, whatever JAX's default is."""
+    return jnp.argmax(x, axis=-1).astype(jnp.int32)
 
 
 def to_arrays(module: eqx.Module) -> dict[str, np.ndarray]:

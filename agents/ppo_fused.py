@@ -64,9 +64,9 @@ class FusedUpdates:
         self.rows = self.shuffle.size
         self.block = 512 if build.interpreted() else BLOCK  # an interpreter takes as long for a few rows as for many
         programs = min(build.cdiv(self.rows, self.block), build.processors(device))
-        self.partial = torch.zeros(programs, self.adam.columns, device=device)
-        self.totals = torch.zeros(config.num_updates, self.adam.columns, device=device)
-        self.stopped = torch.zeros((), device=device)
+        shapes = (programs, self.adam.columns), (config.num_updates, self.adam.columns), ()
+        numbers = (torch.zeros(shape, dtype=torch.float32, device=device) for shape in shapes)
+        self.partial, self.totals, self.stopped = numbers
         actor, critic = networks(env, policy.for_kernels(), config.precision, device)
         self._kernel = _kernel(env, actor, critic, config.normalize_advantage)
 

@@ -33,7 +33,8 @@ def gae(reward_TB, value_TB, final_value_TB, terminated_TB, truncated_TB, gamma:
     """
     future_TB = jnp.where(terminated_TB, 0, final_value_TB)  # not a product: 0 times infinity is no number
     delta_TB = reward_TB + gamma * future_TB - value_TB  # eq. 10
-    return linear_scan(gamma * gae_lambda * ~(terminated_TB | truncated_TB), delta_TB)
+    going_on_TB = ~(terminated_TB | truncated_TB)
+    return linear_scan(gamma * gae_lambda * going_on_TB.astype(jnp.float32), delta_TB)
 
 
 def discounted_returns(reward_TB, done_TB, return_B, gamma: float):
@@ -49,7 +50,7 @@ def discounted_returns(reward_TB, done_TB, return_B, gamma: float):
     """
     going_on_TB = jnp.concatenate([jnp.ones_like(done_TB[:1]), ~done_TB[:-1]])
     x_TB = reward_TB.at[0].add(gamma * return_B)
-    g_TB = linear_scan((gamma * going_on_TB)[::-1], x_TB[::-1])[::-1]
+    g_TB = linear_scan((gamma * going_on_TB.astype(jnp.float32))[::-1], x_TB[::-1])[::-1]
     return g_TB, jnp.where(done_TB[-1], 0, g_TB[-1])
 
 
@@ -69,7 +70,7 @@ def lambda_returns(reward_TB, final_value_TB, terminated_TB, truncated_TB, gamma
         G [T, B].
     """
     going_on_TB = ~(terminated_TB | truncated_TB)
-    lambda_TB = q_lambda * going_on_TB.at[-1].set(False)
+    lambda_TB = q_lambda * going_on_TB.at[-1].set(False).astype(jnp.float32)
     # Where lambda is 1, V' is left out as well.
     future_TB = jnp.where(terminated_TB | (lambda_TB == 1), 0, final_value_TB)
     x_TB = reward_TB + gamma * (1 - lambda_TB) * future_TB

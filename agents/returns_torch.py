@@ -34,7 +34,8 @@ def gae(reward_TB, value_TB, final_value_TB, terminated_TB, truncated_TB, gamma:
     """
     future_TB = final_value_TB.masked_fill(terminated_TB, 0)  # not a product: 0 times infinity is no number
     delta_TB = reward_TB + gamma * future_TB - value_TB  # eq. 10
-    return linear_scan(gamma * gae_lambda * ~(terminated_TB | truncated_TB), delta_TB)
+    going_on_TB = ~(terminated_TB | truncated_TB)
+    return linear_scan(gamma * gae_lambda * going_on_TB.float(), delta_TB)
 
 
 def discounted_returns(reward_TB, done_TB, return_B, gamma: float):
@@ -50,7 +51,7 @@ def discounted_returns(reward_TB, done_TB, return_B, gamma: float):
     """
     going_on_TB = torch.cat([torch.ones_like(done_TB[:1]), ~done_TB[:-1]])
     first_B = (reward_TB[0] + gamma * return_B).unsqueeze(0)
-    backwards = linear_scan((gamma * going_on_TB).flip(0), torch.cat([first_B, reward_TB[1:]]).flip(0))
+    backwards = linear_scan((gamma * going_on_TB.float()).flip(0), torch.cat([first_B, reward_TB[1:]]).flip(0))
     g_TB = backwards.flip(0)
     return g_TB, g_TB[-1].masked_fill(done_TB[-1], 0)
 
@@ -71,7 +72,7 @@ def lambda_returns(reward_TB, final_value_TB, terminated_TB, truncated_TB, gamma
         G [T, B].
     """
     going_on_TB = ~(terminated_TB | truncated_TB)
-    lambda_TB = q_lambda * torch.cat([going_on_TB[:-1], torch.zeros_like(going_on_TB[-1:])])
+    lambda_TB = q_lambda * torch.cat([going_on_TB[:-1], torch.zeros_like(going_on_TB[-1:])]).float()
     # Where lambda is 1, V' is left out as well.
     future_TB = final_value_TB.masked_fill(terminated_TB | (lambda_TB == 1), 0)
     x_TB = reward_TB + gamma * (1 - lambda_TB) * future_TB

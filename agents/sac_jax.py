@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from rlgraph.agents.count_jax import Count
 from rlgraph.agents.moments_jax import Moments, merge_moments
 from rlgraph.agents.networks_jax import SquashedActor, TwinCritic
 from rlgraph.agents.replay_jax import Replay, Transitions, add, create, discounted, sample
@@ -39,7 +40,7 @@ class TrainState(NamedTuple):
     collector: Collector
     replay: Replay
     key: jax.Array
-    iteration: jax.Array  # [] int32
+    iteration: Count
     noise: jax.Array  # [B, *action shape] standard normals, unless noise_correlation is 0
     obs_count: jax.Array  # [] float32, rows behind the policy's obs_mean and obs_var
 
@@ -128,7 +129,7 @@ class SAC(Trainer):
             state = self._merge_obs(state, rollout.obs)
         learning_rate = jnp.float32(config.learning_rate)
         if config.anneal_lr:
-            learning_rate = learning_rate * jnp.maximum(0, 1 - state.iteration / config.num_iterations)
+            learning_rate = learning_rate * jnp.maximum(0, 1 - state.iteration.share(config.num_iterations))
 
         K, M = config.num_updates, config.minibatch_size
         batches = sample(state.replay, K * M, sample_key, 1, config.gamma)
@@ -144,9 +145,9 @@ class SAC(Trainer):
         learned, metrics_K5 = jax.lax.scan(update, learned, (batches, noise))
         learner, target_critics, optimizer = learned
         state = state._replace(
-            learner=learner, target_critics=target_critics, optimizer=optimizer, iteration=state.iteration + 1
+            learner=learner, target_critics=target_critics, optimizer=optimizer, iteration=state.iteration.next()
         )
-        updates = K * ~at_random
+        updates = jnp.where(at_random, 0, jnp.float32(K))
         return state, jnp.stack([*metrics_K5.mean(axis=0), learning_rate, updates, *episodes])
 
     def _update(self, learned, batch: Transitions, noise: jax.Array, learning_rate: jax.Array):
@@ -202,7 +203,7 @@ class SAC(Trainer):
         return act
 
     def _at_random(self, state: TrainState) -> jax.Array:
-        return state.iteration < self.config.random_iterations
+        return state.iteration.below(self.config.random_iterations)
 
     def _moved_noise(self, noise: jax.Array, key: jax.Array) -> jax.Array:
         """A step of an autoregressive process whose every state is standard normal."""
@@ -231,7 +232,7 @@ class SAC(Trainer):
             collector,
             create(rollout, config.replay_capacity),
             key,
-            jnp.int32(0),
+            Count.of(0),
             jax.random.normal(noise_key, (config.num_envs, *env.action_space.shape), jnp.float32),
             jnp.float32(1e-4),
         )

@@ -108,7 +108,7 @@ def environment_action(env: Environment, action: Any) -> Any:
     """From a policy's action to the environment's: clipped into a Box, or shifted by a Discrete space's `start`."""
     space = env.action_space
     if isinstance(space, gymnasium.spaces.Box):
-        return jnp.clip(action, space.low, space.high)
+        return jnp.clip(action, space.low.astype(jnp.float32), space.high.astype(jnp.float32))
     return action + int(space.start)
 
 

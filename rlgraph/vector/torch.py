@@ -16,6 +16,7 @@ from rlgraph.environment import select
 from rlgraph.graph.auto import check_that_it_runs, first_that_works
 from rlgraph.graph.capture import capture
 from rlgraph.graph.compile import compiled, graph_breaks_allowed
+from rlgraph.rollout.torch import uniform
 from rlgraph.vector import base
 
 
@@ -31,7 +32,7 @@ class TorchVectorEnv(base.VectorEnv):
         self._generator = torch.Generator(self.device)
         self._graph = self._steps = None
         super().__init__(env, spec, num_envs, seed, autoreset_mode, output)
-        carry, _ = env.reset(xp, torch.zeros(num_envs, env.reset_draws, device=self.device))
+        carry, _ = env.reset(xp, torch.zeros(num_envs, env.reset_draws, dtype=torch.float32, device=self.device))
         # Contiguous copies: a definition may return views of one tensor, which cannot be updated one by one.
         self._carry = tree_map(lambda t: t.clone(memory_format=torch.contiguous_format), carry)
         self._out_of_range = torch.zeros((), dtype=torch.bool, device=self.device)
@@ -114,7 +115,7 @@ class TorchVectorEnv(base.VectorEnv):
         return env.definition.observe(xp, carry.state, self.env.params)
 
     def _uniform(self, draws):
-        return torch.rand(self.num_envs, draws, generator=self._generator, device=self.device)
+        return uniform(self._generator, self.num_envs, draws)
 
     def _seed(self, seed):
         self._generator.manual_seed(seed)
