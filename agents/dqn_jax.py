@@ -11,15 +11,18 @@ import jax.numpy as jnp
 import optax
 
 from rlgraph.agents import replay_jax
+from rlgraph.agents.count_jax import Count
 from rlgraph.agents.dqn import DQNConfig
 from rlgraph.agents.networks_jax import QNetwork, epsilon_greedy
-from rlgraph.agents.replay_jax import Replay, Transitions
+from rlgraph.agents.replay_jax import Replay, Transitions, discounted
 from rlgraph.agents.trainer_jax import Trainer
 from rlgraph.config import check_discrete
 from rlgraph.devices import jax_device
 from rlgraph.environment import Environment
 from rlgraph.rollout import EpisodeTotals, Rollout
 from rlgraph.rollout.jax import Collector, collect, start
+
+MOST = 2**31 - 1  # optimiser steps that an int32 counts
 
 
 class TrainState(NamedTuple):
@@ -31,8 +34,8 @@ class TrainState(NamedTuple):
     collector: Collector
     replay: Replay
     key: jax.Array
-    iteration: jax.Array  # [] int32
-    updates: jax.Array  # [] int32, optimiser steps taken
+    iteration: Count
+    updates: jax.Array  # [] int32, optimiser steps taken; from 0 again after the last whole period below 2^31
 
 
 def dqn_loss(policy: QNetwork, target: QNetwork, batch: Transitions, config: DQNConfig):
@@ -49,7 +52,7 @@ def dqn_loss(policy: QNetwork, target: QNetwork, batch: Transitions, config: DQN
     # van Hasselt et al. (2016), eq. 4; without the double estimator Mnih et al. (2015), algorithm 1.
     next_action = (policy if config.double else target).greedy(batch.next_obs)
     next_value = _value_of(next_action, target(batch.next_obs))
-    target_M = jax.lax.stop_gradient(batch.reward + batch.discount * next_value)
+    target_M = jax.lax.stop_gradient(batch.reward + discounted(batch.discount, next_value))
     q_value = _value_of(batch.action, policy(batch.obs))
     # Not clipped as in the paper, where rewards are too: the rare and large errors at an episode's end must count.
     loss = 0.5 * ((q_value - target_M) ** 2).mean()
@@ -95,14 +98,14 @@ class DQN(Trainer):
 
         learner = (state.policy, state.target, state.optimizer, state.updates)
         (policy, target, optimizer, updates), metrics_K3 = jax.lax.scan(update, learner, batches)
-        state = TrainState(policy, target, optimizer, collector, replay, key, state.iteration + 1, updates)
-        means = learning * metrics_K3.mean(axis=0)
+        state = TrainState(policy, target, optimizer, collector, replay, key, state.iteration.next(), updates)
+        means = jnp.where(learning, metrics_K3.mean(axis=0), 0)
         return state, jnp.stack([*means, learning_rate, epsilon, learning * jnp.float32(K), *episodes])
 
-    def _schedule(self, iteration: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _schedule(self, iteration: Count) -> tuple[jax.Array, jax.Array]:
         """An iteration's learning rate and epsilon."""
         config = self.config
-        done = iteration / config.num_iterations
+        done = iteration.share(config.num_iterations)
         learning_rate = jnp.float32(config.learning_rate)
         if config.anneal_lr:
             learning_rate = learning_rate * jnp.maximum(0, 1 - done)
@@ -128,12 +131,14 @@ class DQN(Trainer):
         gradient, metrics = jax.grad(dqn_loss, has_aux=True)(policy, target, batch, config)
         direction, new_optimizer = self.optimizer.update(gradient, optimizer)
         new_policy = jax.tree.map(lambda p, d: p - learning_rate * d, policy, direction)
-        share = config.target_tau * ((updates + 1) % config.target_period == 0)
-        new_target = jax.tree.map(lambda old, new: (1 - share) * old + share * new, target, new_policy)
+        period = min(config.target_period, MOST)
+        updates = jnp.where(updates == MOST // period * period, 0, updates) + 1
+        due, share = updates % period == 0, jnp.float32(config.target_tau)
+        new_target = jax.tree.map(
+            lambda old, new: jnp.where(due, (1 - share) * old + share * new, old), target, new_policy
+        )
         learner = jax.tree.map(
-            lambda new, old: jnp.where(learning, new, old),
-            (new_policy, new_target, new_optimizer, updates + 1),
-            learner,
+            lambda new, old: jnp.where(learning, new, old), (new_policy, new_target, new_optimizer, updates), learner
         )
         norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(gradient)))
         return learner, jnp.stack([*metrics, norm])
@@ -153,7 +158,7 @@ class DQN(Trainer):
             collector,
             replay_jax.create(rollout, config.replay_capacity),
             key,
-            jnp.int32(0),
+            Count.of(0),
             jnp.int32(0),
         )
 

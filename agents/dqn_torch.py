@@ -10,7 +10,7 @@ import torch
 
 from rlgraph.agents.dqn import DQNConfig
 from rlgraph.agents.networks_torch import QNetwork, epsilon_greedy
-from rlgraph.agents.replay_torch import Replay, Transitions
+from rlgraph.agents.replay_torch import Replay, Transitions, discounted
 from rlgraph.agents.trainer_torch import Trainer
 from rlgraph.config import check_discrete
 from rlgraph.devices import torch_device
@@ -33,7 +33,7 @@ def dqn_loss(policy: QNetwork, target: QNetwork, batch: Transitions, config: DQN
         # van Hasselt et al. (2016), eq. 4; without the double estimator Mnih et al. (2015), algorithm 1.
         next_action = (policy if config.double else target).greedy(batch.next_obs)
         next_value = _value_of(next_action, target(batch.next_obs))
-        target_M = batch.reward + batch.discount * next_value
+        target_M = batch.reward + discounted(batch.discount, next_value)
     q_value = _value_of(batch.action, policy(batch.obs))
     # Not clipped as in the paper, where rewards are too: the rare and large errors at an episode's end must count.
     loss = 0.5 * ((q_value - target_M) ** 2).mean()
@@ -70,17 +70,17 @@ class DQN(Trainer):
         # What the replay holds does not change between the updates: all of their minibatches are drawn at once.
         batches = self.replay.sample(K * M, self.generator, config.n_step, config.gamma)
         learning = (self.replay.fill >= config.first_rows).float()
-        totals = torch.zeros(3, device=self.device)
+        totals = torch.zeros(3, dtype=torch.float32, device=self.device)
         for batch in zip(*(x.split(M) for x in batches)):
             totals += self._update(Transitions(*batch), learning)
         self.iteration += 1
-        means = learning * totals / K
+        means = torch.where(learning > 0, totals / K, 0)
         return torch.stack([*means, self.learning_rate, self.epsilon, learning * K, *episodes])
 
     def _schedule(self) -> None:
         """This iteration's learning rate and epsilon, on the device."""
         config = self.config
-        done = self.iteration / config.num_iterations
+        done = self._share_done()
         if config.anneal_lr:
             self.learning_rate.copy_(config.learning_rate * (1 - done).clamp(min=0))
         exploring = (1 - done / config.exploration_fraction).clamp(min=0)
@@ -106,9 +106,11 @@ class DQN(Trainer):
         self.optimizer.step()
         with torch.no_grad():
             self.updates += learning.long()
-            share = config.target_tau * learning * (self.updates % config.target_period == 0)
-            for old, new in zip(self.target.parameters(), self.policy.parameters()):
-                old.lerp_(new, share)
+            due = (learning > 0) & (self.updates % config.target_period == 0)
+            old = list(self.target.parameters())
+            # Towards itself where it is not due: a share of 0 would let an infinity through.
+            new = [torch.where(due, n, o) for n, o in zip(self.policy.parameters(), old)]
+            torch._foreach_lerp_(old, new, config.target_tau)
         return torch.stack([*metrics, norm])
 
     # ---- what the run holds
@@ -118,8 +120,8 @@ class DQN(Trainer):
         self.generator = torch.Generator(device).manual_seed(config.seed)
         self.policy = self.build_policy(config, self.env)
         self.target = copy.deepcopy(self.policy).requires_grad_(False)
-        self.learning_rate = torch.tensor(config.learning_rate, device=device)
-        self.epsilon = torch.tensor(config.epsilon_start, device=device)
+        self.learning_rate = torch.tensor(config.learning_rate, dtype=torch.float32, device=device)
+        self.epsilon = torch.tensor(config.epsilon_start, dtype=torch.float32, device=device)
         self.iteration = torch.zeros((), dtype=torch.int64, device=device)
         self.updates = torch.zeros((), dtype=torch.int64, device=device)
         self.collector = Collector(

@@ -151,7 +151,7 @@ class Categorical(eqx.Module):
         return -jnp.sum(jnp.exp(log_prob) * log_prob, axis=-1)
 
     def mode(self, logits):
-        return jnp.argmax(logits, axis=-1)
+        return _argmax(logits)
 
 
 class Gaussian(eqx.Module):
@@ -241,7 +241,7 @@ class QNetwork(eqx.Module):
 
     def greedy(self, obs):
         """The action of the greatest value."""
-        return jnp.argmax(self(obs), axis=-1)
+        return _argmax(self(obs))
 
 
 class LayerNormQNetwork(eqx.Module):
@@ -280,7 +280,7 @@ class LayerNormQNetwork(eqx.Module):
 
     def greedy(self, obs):
         """The action of the greatest value."""
-        return jnp.argmax(self(obs), axis=-1)
+        return _argmax(self(obs))
 
 
 class SquashedActor(Observer):
@@ -312,6 +312,12 @@ class SquashedActor(Observer):
     def _bounds(self):
         """[A] each."""
         return np.array(self.low, np.float32), np.array(self.high, np.float32)
+
+    @property
+    def log_volume(self) -> float:
+        """Sum of log h over the half-widths h of the Box. A log-prob in units of the bounds is larger by it."""
+        low, high = self._bounds()
+        return float(np.log(0.5 * (high - low)).sum())
 
     def _parameters_of(self, obs):
         """Mean and log standard deviation of u, [B, A] each."""
@@ -378,7 +384,12 @@ def epsilon_greedy(value_BA, u_B, epsilon):
     """
     n = value_BA.shape[-1]
     any_B = jnp.minimum((u_B / epsilon * n).astype(jnp.int32), n - 1)  # an approximate division may give n
-    return jnp.where(u_B < epsilon, any_B, jnp.argmax(value_BA, axis=-1))
+    return jnp.where(u_B < epsilon, any_B, _argmax(value_BA))
+
+
+def _argmax(x):
+    """Of the last axis: int32, whatever JAX's default is."""
+    return jnp.argmax(x, axis=-1).astype(jnp.int32)
 
 
 def to_arrays(module: eqx.Module) -> dict[str, np.ndarray]:

@@ -23,7 +23,7 @@ class MLP(nn.Module):
 
     def __init__(self, sizes: list[int], activation: str, out_gain: float, generator: torch.Generator):
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in itertools.pairwise(sizes))
+        self.layers = nn.ModuleList(nn.Linear(i, o, dtype=torch.float32) for i, o in itertools.pairwise(sizes))
         self.activation = ACTIVATIONS[activation]
         for layer in self.layers:
             gain = out_gain if layer is self.layers[-1] else math.sqrt(2)
@@ -47,8 +47,8 @@ class Observer(nn.Module):
         super().__init__()
         self.obs_ndim = len(observation_space.shape)
         inputs = math.prod(observation_space.shape)
-        self.register_buffer("obs_mean", torch.zeros(inputs))
-        self.register_buffer("obs_var", torch.ones(inputs))
+        self.register_buffer("obs_mean", torch.zeros(inputs, dtype=torch.float32))
+        self.register_buffer("obs_var", torch.ones(inputs, dtype=torch.float32))
 
     def flat(self, obs):
         """[B, *observation shape] -> [B, inputs]"""
@@ -137,7 +137,7 @@ class Gaussian(nn.Module):
     def __init__(self, action_shape: tuple[int, ...]):
         super().__init__()
         self.action_shape = action_shape
-        self.log_std = nn.Parameter(torch.zeros(math.prod(action_shape)))
+        self.log_std = nn.Parameter(torch.zeros(math.prod(action_shape), dtype=torch.float32))
 
     def _log_std(self):
         return self.log_std.clamp(*LOG_STD_RANGE)
@@ -225,7 +225,8 @@ class LayerNormQNetwork(nn.Module):
         self.obs_ndim = len(observation_space.shape)
         sizes = [math.prod(observation_space.shape), *hidden, int(action_space.n)]
         self.mlp = MLP(sizes, activation, 0.01, generator)
-        self.norms = nn.ModuleList(nn.LayerNorm(width, eps=LAYER_NORM_EPS) for width in hidden)
+        norms = (nn.LayerNorm(width, eps=LAYER_NORM_EPS, dtype=torch.float32) for width in hidden)
+        self.norms = nn.ModuleList(norms)
 
     def forward(self, obs):
         """[B, *observation shape] -> [B, actions]"""
@@ -244,6 +245,9 @@ class SquashedActor(Observer):
     """A Gaussian over u, squashed by tanh and scaled into a bounded Box, its mean and deviation both of the network.
 
     Args: as ActorCritic's. Both bounds of every action must be finite.
+
+    Attributes:
+        log_volume: sum of log h over the half-widths h of the Box. A log-prob in units of the bounds is larger by it.
     """
 
     def __init__(
@@ -261,6 +265,7 @@ class SquashedActor(Observer):
         # Not persistent: they belong to the environment, not to the weights.
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("high", high, persistent=False)
+        self.log_volume = torch.log(0.5 * (high - low)).sum().item()
         inputs = math.prod(observation_space.shape)
         self.actor = MLP([inputs, *hidden, 2 * len(low)], activation, 0.01, generator)
 

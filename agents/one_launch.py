@@ -51,11 +51,12 @@ class UntilSolved:
         self._evaluation = None
         if eval_episodes:
             self._evaluation = FusedEvaluation(trainer.env, policy, eval_episodes, trainer.generator, config.precision)
-        self.target = torch.tensor(float(target), device=device)
-        self.mean_return, self.greedy_return = (torch.full((), torch.nan, device=device) for _ in range(2))
+        numbers = {"dtype": torch.float32, "device": device}
+        self.target = torch.tensor(float(target), **numbers)
+        self.mean_return, self.greedy_return = (torch.full((), torch.nan, **numbers) for _ in range(2))
         self.evaluations = torch.zeros((), dtype=torch.int64, device=device)
-        self._sums = torch.zeros(2, device=device)  # of returns and of episodes
-        self._advantage = torch.zeros(config.batch_size, device=device)  # what one part of the graph leaves to others
+        self._sums = torch.zeros(2, **numbers)  # of returns and of episodes
+        self._advantage = torch.zeros(config.batch_size, **numbers)  # what one part of the graph leaves to others
         self._going_on, self._updating, self._ended, self._solved = (
             torch.zeros((), dtype=torch.bool, device=device) for _ in range(4)
         )

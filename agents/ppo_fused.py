@@ -64,9 +64,9 @@ class FusedUpdates:
         self.rows = self.shuffle.size
         self.block = 512 if build.interpreted() else BLOCK  # an interpreter takes as long for a few rows as for many
         programs = min(build.cdiv(self.rows, self.block), build.processors(device))
-        self.partial = torch.zeros(programs, self.adam.columns, device=device)
-        self.totals = torch.zeros(config.num_updates, self.adam.columns, device=device)
-        self.stopped = torch.zeros((), device=device)
+        shapes = (programs, self.adam.columns), (config.num_updates, self.adam.columns), ()
+        numbers = (torch.zeros(shape, dtype=torch.float32, device=device) for shape in shapes)
+        self.partial, self.totals, self.stopped = numbers
         actor, critic = networks(env, policy.for_kernels(), config.precision, device)
         self._kernel = _kernel(env, actor, critic, config.normalize_advantage)
 
@@ -326,7 +326,7 @@ class GradientWriter:
         for k in range(len(self.actions)):
             lines += [
                 f"log_std_{k} = tl.load(log_std_ptr + {k})",
-                f"free_{k} = tl.where((log_std_{k} >= {low}) & (log_std_{k} <= {high}), 1.0, 0.0)",
+                f"free_{k} = (log_std_{k} >= {low}) & (log_std_{k} <= {high})",
                 f"log_std_{k} = tl.minimum(tl.maximum(log_std_{k}, {low}), {high})",
                 f"entropy_of_row += log_std_{k} + {0.5 * math.log(2 * math.pi * math.e)}",
                 f"d_log_std_{k} = tl.zeros([BLOCK], tl.float32)",
@@ -347,7 +347,7 @@ class GradientWriter:
         for k in range(len(self.actions)):
             lines += [
                 f"d_output_{k} = d_log_prob * z_{k} * tl.exp(-log_std_{k})",
-                f"d_log_std_{k} += (d_log_prob * (z_{k} * z_{k} - 1.0) - d_entropy) * free_{k}",
+                f"d_log_std_{k} += tl.where(free_{k}, d_log_prob * (z_{k} * z_{k} - 1.0) - d_entropy, 0.0)",
             ]
         return lines
 

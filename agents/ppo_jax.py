@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from rlgraph.agents.count_jax import Count
 from rlgraph.agents.moments_jax import Moments, merge_moments
 from rlgraph.agents.networks_jax import ActorCritic, Gaussian
 from rlgraph.agents.ppo import PPOConfig
@@ -44,7 +45,7 @@ class TrainState(NamedTuple):
     optimizer: Any
     collector: Collector
     key: jax.Array
-    iteration: jax.Array  # [] int32
+    iteration: Count
     obs_count: jax.Array  # [] float32, rows behind the policy's obs_mean and obs_var
     reward_moments: Moments  # of the discounted return, D = 1
     reward_return_B: jax.Array  # [B] float32
@@ -121,9 +122,10 @@ class PPO(Trainer):
         state, batch = self._advantages(state, rollout)
         learning_rate = jnp.float32(config.learning_rate)
         if config.anneal_lr:
-            learning_rate = learning_rate * jnp.maximum(0, 1 - state.iteration / config.num_iterations)
+            learning_rate = learning_rate * jnp.maximum(0, 1 - state.iteration.share(config.num_iterations))
 
-        order = [jax.random.permutation(k, config.batch_size) for k in jax.random.split(order_key, config.num_epochs)]
+        rows_N = jnp.arange(config.batch_size, dtype=jnp.int32)
+        order = [jax.random.permutation(k, rows_N) for k in jax.random.split(order_key, config.num_epochs)]
         rows_UM = jnp.concatenate(order).reshape(config.num_updates, -1)
 
         def update(learner, rows_M):
@@ -133,7 +135,7 @@ class PPO(Trainer):
         unroll = updates_a_turn(rows_UM.shape[1], self.device.platform)
         (policy, optimizer, _), metrics_U7 = jax.lax.scan(update, learner, rows_UM, unroll=unroll)
         state = state._replace(
-            policy=policy, optimizer=optimizer, collector=collector, key=key, iteration=state.iteration + 1
+            policy=policy, optimizer=optimizer, collector=collector, key=key, iteration=state.iteration.next()
         )
         if config.normalize_obs:
             state = self._merge_obs(state, rollout.obs)
@@ -211,7 +213,7 @@ class PPO(Trainer):
             self.optimizer.init(policy),
             start(env, config.num_envs, start_key),
             key,
-            jnp.int32(0),
+            Count.of(0),
             jnp.float32(1e-4),
             Moments(jnp.zeros(1, jnp.float32), jnp.ones(1, jnp.float32), jnp.float32(1e-4)),
             jnp.zeros(config.num_envs, jnp.float32),

@@ -95,7 +95,7 @@ class PPO(Trainer):
         with torch.no_grad():
             batch = self._advantages(rollout)
             if config.anneal_lr:
-                left = (1 - self.iteration / config.num_iterations).clamp(min=0)
+                left = (1 - self._share_done()).clamp(min=0)
                 self.learning_rate.copy_(config.learning_rate * left)
         return rollout, episodes, batch
 
@@ -129,7 +129,7 @@ class PPO(Trainer):
     def _updates(self, batch: Batch) -> torch.Tensor:
         """All epochs. Returns [7]: sums of what `_update` gives."""
         config = self.config
-        totals, stopped = torch.zeros(7, device=self.device), torch.zeros((), device=self.device)
+        totals, stopped = (torch.zeros(shape, dtype=torch.float32, device=self.device) for shape in (7, ()))
         for _ in range(config.num_epochs):
             order = torch.randperm(config.batch_size, generator=self.generator, device=self.device)
             for rows_M in order.chunk(config.num_minibatches):
@@ -163,7 +163,7 @@ class PPO(Trainer):
         self.generator = torch.Generator(device).manual_seed(config.seed)
         self.policy = self.build_policy(config, self.env)
         sizes = (config.num_envs, config.num_steps, self.generator)
-        self.learning_rate = torch.tensor(config.learning_rate, device=device)
+        self.learning_rate = torch.tensor(config.learning_rate, dtype=torch.float32, device=device)
         self.iteration = torch.zeros((), dtype=torch.int64, device=device)
         self.updates = None
         if collector_mode == "fused":
@@ -175,12 +175,10 @@ class PPO(Trainer):
         if self.updates is None:
             self._loss = self._in_mode(ppo_loss)
             self.optimizer = self._adam(self.policy.parameters(), self.learning_rate, eps=1e-5)
-        self.obs_count, self.reward_count = (
-            torch.tensor(1e-4, device=device),
-            torch.tensor(1e-4, device=device),
-        )
-        self.reward_mean, self.reward_var = torch.zeros(1, device=device), torch.ones(1, device=device)
-        self.reward_return_B = torch.zeros(config.num_envs, device=device)
+        numbers = {"dtype": torch.float32, "device": device}
+        self.obs_count, self.reward_count = torch.tensor(1e-4, **numbers), torch.tensor(1e-4, **numbers)
+        self.reward_mean, self.reward_var = torch.zeros(1, **numbers), torch.ones(1, **numbers)
+        self.reward_return_B = torch.zeros(config.num_envs, **numbers)
         self._returns = self._returns_module(in_kernels=collector_mode == "fused")
 
     def _state(self) -> dict:

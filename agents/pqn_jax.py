@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from rlgraph.agents.count_jax import Count
 from rlgraph.agents.networks_jax import LayerNormQNetwork, epsilon_greedy
 from rlgraph.agents.pqn import PQNConfig
 from rlgraph.agents.returns_jax import lambda_returns
@@ -36,7 +37,7 @@ class TrainState(NamedTuple):
     optimizer: Any
     collector: Collector
     key: jax.Array
-    iteration: jax.Array  # [] int32
+    iteration: Count
 
 
 def pqn_loss(policy: LayerNormQNetwork, batch: Batch, rows_M: jax.Array):
@@ -89,20 +90,21 @@ class PQN(Trainer):
         )
         batch = self._targets(policy, rollout)
 
-        order = [jax.random.permutation(k, config.batch_size) for k in jax.random.split(order_key, config.num_epochs)]
+        rows_N = jnp.arange(config.batch_size, dtype=jnp.int32)
+        order = [jax.random.permutation(k, rows_N) for k in jax.random.split(order_key, config.num_epochs)]
         rows_UM = jnp.concatenate(order).reshape(config.num_updates, -1)
 
         def update(learner, rows_M):
             return self._update(learner, batch, rows_M, learning_rate)
 
         (policy, optimizer), metrics_U3 = jax.lax.scan(update, (policy, state.optimizer), rows_UM)
-        state = TrainState(policy, optimizer, collector, key, state.iteration + 1)
+        state = TrainState(policy, optimizer, collector, key, state.iteration.next())
         return state, jnp.stack([*metrics_U3.mean(axis=0), learning_rate, epsilon, *episodes])
 
-    def _schedule(self, iteration: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _schedule(self, iteration: Count) -> tuple[jax.Array, jax.Array]:
         """This iteration's learning rate and epsilon, on the device."""
         config = self.config
-        done = iteration / config.num_iterations
+        done = iteration.share(config.num_iterations)
         learning_rate = jnp.float32(config.learning_rate)
         if config.anneal_lr:
             learning_rate = learning_rate * jnp.maximum(0, 1 - done)
@@ -136,9 +138,7 @@ class PQN(Trainer):
         config, env = self.config, self.env
         policy_key, start_key, key = jax.random.split(jax.random.key(config.seed), 3)
         policy = self.build_policy(config, env, policy_key)
-        return TrainState(
-            policy, self.optimizer.init(policy), start(env, config.num_envs, start_key), key, jnp.int32(0)
-        )
+        return TrainState(policy, self.optimizer.init(policy), start(env, config.num_envs, start_key), key, Count.of(0))
 
     # ---- the trained policy
 

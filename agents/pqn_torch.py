@@ -65,7 +65,7 @@ class PQN(Trainer):
         self._schedule()
         rollout, episodes = self.collector.collect()
         batch = self._targets(rollout)
-        totals = torch.zeros(3, device=self.device)
+        totals = torch.zeros(3, dtype=torch.float32, device=self.device)
         for _ in range(config.num_epochs):
             order = torch.randperm(config.batch_size, generator=self.generator, device=self.device)
             for rows_M in order.chunk(config.num_minibatches):
@@ -76,7 +76,7 @@ class PQN(Trainer):
     def _schedule(self) -> None:
         """This iteration's learning rate and epsilon, on the device."""
         config = self.config
-        done = self.iteration / config.num_iterations
+        done = self._share_done()
         if config.anneal_lr:
             self.learning_rate.copy_(config.learning_rate * (1 - done).clamp(min=0))
         exploring = (1 - done / config.exploration_fraction).clamp(min=0)
@@ -114,8 +114,8 @@ class PQN(Trainer):
         config, device = self.config, self.device
         self.generator = torch.Generator(device).manual_seed(config.seed)
         self.policy = self.build_policy(config, self.env)
-        self.learning_rate = torch.tensor(config.learning_rate, device=device)
-        self.epsilon = torch.tensor(config.epsilon_start, device=device)
+        self.learning_rate = torch.tensor(config.learning_rate, dtype=torch.float32, device=device)
+        self.epsilon = torch.tensor(config.epsilon_start, dtype=torch.float32, device=device)
         self.iteration = torch.zeros((), dtype=torch.int64, device=device)
         self.collector = Collector(
             self.env, self._act, None, config.num_envs, config.num_steps, self.generator, collector_mode

@@ -23,6 +23,11 @@ class Transitions(NamedTuple):
     discount: jax.Array  # [M] float32, of the value at next_obs: gamma^steps, 0 where the episode terminated
 
 
+def discounted(discount: jax.Array, value: jax.Array) -> jax.Array:
+    """Their product, and 0 where the discount is 0: what follows an end counts for nothing, even if it is NaN."""
+    return jnp.where(discount == 0, 0, discount * value)
+
+
 class Replay(NamedTuple):
     """The last steps of B environments. Donate it: then `add` writes in place."""
 
@@ -89,11 +94,13 @@ def sample(replay: Replay, batch_size: int, key: jax.Array, num_steps: int, gamm
 def transitions(replay: Replay, row_M: jax.Array, env_M: jax.Array, num_steps: int, gamma: float) -> Transitions:
     """The transitions that begin at the given rows and environments."""
     S = replay.reward.shape[0]
-    step_n1 = jnp.arange(num_steps)[:, None]
+    step_n1 = jnp.arange(num_steps, dtype=jnp.int32)[:, None]
     rows_nM = (row_M + step_n1) % S
     done_nM = (replay.terminated[rows_nM, env_M] | replay.truncated[rows_nM, env_M]).astype(jnp.int32)
-    alive_nM = jnp.cumsum(done_nM, axis=0) == done_nM  # no end before this step; the step that ends counts
-    reward_M = jnp.sum(gamma**step_n1 * alive_nM * replay.reward[rows_nM, env_M], axis=0)
+    # No end before this step; the step that ends counts.
+    alive_nM = jnp.cumsum(done_nM, axis=0, dtype=jnp.int32) == done_nM
+    reward_nM = jnp.where(alive_nM, replay.reward[rows_nM, env_M], 0)  # not a product: 0 times infinity is NaN
+    reward_M = jnp.sum(_power(gamma, step_n1) * reward_nM, axis=0)
     steps_M = jnp.sum(alive_nM, axis=0, dtype=jnp.int32)
     last_M = (row_M + steps_M - 1) % S
     return Transitions(
@@ -101,5 +108,10 @@ def transitions(replay: Replay, row_M: jax.Array, env_M: jax.Array, num_steps: i
         replay.action[row_M, env_M],
         reward_M,
         replay.final_obs[last_M, env_M],
-        gamma**steps_M * ~replay.terminated[last_M, env_M],
+        _power(gamma, steps_M) * ~replay.terminated[last_M, env_M],
     )
+
+
+def _power(gamma: float, steps: jax.Array) -> jax.Array:
+    """gamma^steps, float32 also where JAX's default is wider."""
+    return jnp.float32(gamma) ** steps

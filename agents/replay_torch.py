@@ -22,6 +22,11 @@ class Transitions(NamedTuple):
     discount: torch.Tensor  # [M] float32, of the value at next_obs: gamma^steps, 0 where the episode terminated
 
 
+def discounted(discount: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Their product, and 0 where the discount is 0: what follows an end counts for nothing, even if it is NaN."""
+    return (discount * value).masked_fill(discount == 0, 0)
+
+
 class Replay:
     """The last steps of B environments, in buffers [S, B, ...].
 
@@ -64,7 +69,8 @@ class Replay:
     def add(self, rollout: Rollout) -> None:
         """Write a rollout's T rows over the oldest ones."""
         T = rollout.reward_TB.shape[0]
-        rows_T = self.cursor + torch.arange(T, device=self.cursor.device)  # S is a multiple of T: it does not wrap
+        # S is a multiple of T: it does not wrap.
+        rows_T = self.cursor + torch.arange(T, dtype=torch.int64, device=self.cursor.device)
         new = (rollout.obs, rollout.action, rollout.reward_TB, rollout.terminated_TB, rollout.truncated_TB)
         for buffer, value in zip(self._buffers().values(), (*new, rollout.final_obs), strict=True):
             buffer.index_copy_(0, rows_T, value.to(buffer.dtype))
@@ -77,7 +83,8 @@ class Replay:
 
         With fewer than n rows stored there is none such; then what it returns is of the right shape, and meaningless.
         """
-        u_2M = torch.rand(2, batch_size, generator=generator, device=self.cursor.device)
+        device = self.cursor.device
+        u_2M = torch.rand(2, batch_size, generator=generator, dtype=torch.float32, device=device)
         oldest = (self.cursor - self.fill) % self.num_rows
         choices = (self.fill - num_steps + 1).clamp(min=1)
         age_M = torch.minimum((u_2M[0] * choices).long(), choices - 1)  # rounding may give `choices`
@@ -88,11 +95,12 @@ class Replay:
     @torch.no_grad()
     def transitions(self, row_M: torch.Tensor, env_M: torch.Tensor, num_steps: int, gamma: float) -> Transitions:
         """The transitions that begin at the given rows and environments."""
-        step_n1 = torch.arange(num_steps, device=row_M.device).unsqueeze(1)
+        step_n1 = torch.arange(num_steps, dtype=torch.int64, device=row_M.device).unsqueeze(1)
         rows_nM = (row_M + step_n1) % self.num_rows
         done_nM = (self.terminated[rows_nM, env_M] | self.truncated[rows_nM, env_M]).long()
         alive_nM = done_nM.cumsum(0) == done_nM  # no end before this step; the step that ends counts
-        reward_M = (gamma**step_n1 * alive_nM * self.reward[rows_nM, env_M]).sum(0)
+        reward_nM = self.reward[rows_nM, env_M].masked_fill(~alive_nM, 0)  # not a product: 0 times infinity is NaN
+        reward_M = (gamma ** step_n1.float() * reward_nM).sum(0)
         steps_M = alive_nM.sum(0)
         last_M = (row_M + steps_M - 1) % self.num_rows
         return Transitions(
@@ -100,5 +108,5 @@ class Replay:
             self.action[row_M, env_M],
             reward_M,
             self.final_obs[last_M, env_M],
-            gamma**steps_M * ~self.terminated[last_M, env_M],
+            gamma ** steps_M.float() * ~self.terminated[last_M, env_M],
         )

@@ -5,11 +5,14 @@ import jax.numpy as jnp
 
 
 def linear_scan(c_TB: jax.Array, x_TB: jax.Array) -> jax.Array:
-    """y[t] = x[t] + c[t] y[t+1] with y[T] = 0, as an associative scan: about log2 T dependent rounds, not T."""
+    """y[t] = x[t] + c[t] y[t+1] with y[T] = 0, as an associative scan: about log2 T dependent rounds, not T.
+
+    Where c[t] is 0, y[t] is x[t], also if y[t+1] is infinite or no number.
+    """
 
     def chain(later, earlier):
         (c_later, x_later), (c, x) = later, earlier
-        return c * c_later, x + c * x_later
+        return c * c_later, jnp.where(c == 0, x, x + c * x_later)
 
     return jax.lax.associative_scan(chain, (c_TB, x_TB), reverse=True)[1]
 
@@ -18,7 +21,7 @@ def gae(reward_TB, value_TB, final_value_TB, terminated_TB, truncated_TB, gamma:
     """Generalised advantage estimation (Schulman et al., 2016, eq. 16).
 
     An episode that terminated has no future; one that was truncated goes on from the value of its final observation,
-    as does the last step of the rollout. Nothing leaks from one episode into the one before it.
+    as does the last step of the rollout. Nothing leaks from one episode into the one before it, no NaN either.
 
     Args:
         reward_TB, value_TB: [T, B] float32.
@@ -30,7 +33,8 @@ def gae(reward_TB, value_TB, final_value_TB, terminated_TB, truncated_TB, gamma:
     """
     future_TB = jnp.where(terminated_TB, 0, final_value_TB)  # not a product: 0 times infinity is no number
     delta_TB = reward_TB + gamma * future_TB - value_TB  # eq. 10
-    return linear_scan(gamma * gae_lambda * ~(terminated_TB | truncated_TB), delta_TB)
+    going_on_TB = ~(terminated_TB | truncated_TB)
+    return linear_scan(gamma * gae_lambda * going_on_TB.astype(jnp.float32), delta_TB)
 
 
 def discounted_returns(reward_TB, done_TB, return_B, gamma: float):
@@ -46,8 +50,8 @@ def discounted_returns(reward_TB, done_TB, return_B, gamma: float):
     """
     going_on_TB = jnp.concatenate([jnp.ones_like(done_TB[:1]), ~done_TB[:-1]])
     x_TB = reward_TB.at[0].add(gamma * return_B)
-    g_TB = linear_scan((gamma * going_on_TB)[::-1], x_TB[::-1])[::-1]
-    return g_TB, g_TB[-1] * ~done_TB[-1]
+    g_TB = linear_scan((gamma * going_on_TB.astype(jnp.float32))[::-1], x_TB[::-1])[::-1]
+    return g_TB, jnp.where(done_TB[-1], 0, g_TB[-1])
 
 
 def lambda_returns(reward_TB, final_value_TB, terminated_TB, truncated_TB, gamma: float, q_lambda: float):
@@ -66,7 +70,8 @@ def lambda_returns(reward_TB, final_value_TB, terminated_TB, truncated_TB, gamma
         G [T, B].
     """
     going_on_TB = ~(terminated_TB | truncated_TB)
-    lambda_TB = q_lambda * going_on_TB.at[-1].set(False)
-    future_TB = jnp.where(terminated_TB, 0, final_value_TB)
+    lambda_TB = q_lambda * going_on_TB.at[-1].set(False).astype(jnp.float32)
+    # Where lambda is 1, V' is left out as well.
+    future_TB = jnp.where(terminated_TB | (lambda_TB == 1), 0, final_value_TB)
     x_TB = reward_TB + gamma * (1 - lambda_TB) * future_TB
     return linear_scan(gamma * lambda_TB, x_TB)

@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from rlgraph.agents.count_jax import Count
 from rlgraph.agents.moments_jax import Moments, merge_moments
 from rlgraph.agents.networks_jax import SquashedActor, TwinCritic
-from rlgraph.agents.replay_jax import Replay, Transitions, add, create, sample
+from rlgraph.agents.replay_jax import Replay, Transitions, add, create, discounted, sample
 from rlgraph.agents.sac import SACConfig, check_action_space
 from rlgraph.agents.trainer_jax import Trainer
 from rlgraph.devices import jax_device
@@ -39,7 +40,7 @@ class TrainState(NamedTuple):
     collector: Collector
     replay: Replay
     key: jax.Array
-    iteration: jax.Array  # [] int32
+    iteration: Count
     noise: jax.Array  # [B, *action shape] standard normals, unless noise_correlation is 0
     obs_count: jax.Array  # [] float32, rows behind the policy's obs_mean and obs_var
 
@@ -63,10 +64,13 @@ def critic_loss(
 
     Returns:
         loss []; and the mean action value [].
+
+    Entropy counts in units of the bounds: without that, a task in other units of its actions would be another task.
     """
     action, log_prob = actor.act(batch.next_obs, noise)
     q = target_critics(actor.features(batch.next_obs, action)).min(axis=0)
-    target = batch.reward + batch.discount * (q - temperature * log_prob)  # eqs. 2 and 3
+    soft_value = q - temperature * (log_prob + actor.log_volume)  # eq. 3
+    target = batch.reward + discounted(batch.discount, soft_value)  # eq. 2
     q = critics(actor.features(batch.obs, batch.action))
     loss = 0.5 * ((q - target) ** 2).mean(axis=-1).sum()  # eq. 5
     return loss, q.mean()
@@ -87,7 +91,7 @@ def actor_loss(actor: SquashedActor, critics: TwinCritic, temperature: jax.Array
     """
     action, log_prob = actor.act(obs, noise)
     q = critics(actor.features(obs, action)).min(axis=0)
-    return (temperature * log_prob - q).mean(), log_prob.mean()  # eq. 9
+    return (temperature * (log_prob + actor.log_volume) - q).mean(), log_prob.mean()  # eq. 9
 
 
 def temperature_loss(log_temperature: jax.Array, log_prob: jax.Array, target_entropy: float):
@@ -125,7 +129,7 @@ class SAC(Trainer):
             state = self._merge_obs(state, rollout.obs)
         learning_rate = jnp.float32(config.learning_rate)
         if config.anneal_lr:
-            learning_rate = learning_rate * jnp.maximum(0, 1 - state.iteration / config.num_iterations)
+            learning_rate = learning_rate * jnp.maximum(0, 1 - state.iteration.share(config.num_iterations))
 
         K, M = config.num_updates, config.minibatch_size
         batches = sample(state.replay, K * M, sample_key, 1, config.gamma)
@@ -141,9 +145,9 @@ class SAC(Trainer):
         learned, metrics_K5 = jax.lax.scan(update, learned, (batches, noise))
         learner, target_critics, optimizer = learned
         state = state._replace(
-            learner=learner, target_critics=target_critics, optimizer=optimizer, iteration=state.iteration + 1
+            learner=learner, target_critics=target_critics, optimizer=optimizer, iteration=state.iteration.next()
         )
-        updates = K * ~at_random
+        updates = jnp.where(at_random, 0, jnp.float32(K))
         return state, jnp.stack([*metrics_K5.mean(axis=0), learning_rate, updates, *episodes])
 
     def _update(self, learned, batch: Transitions, noise: jax.Array, learning_rate: jax.Array):
@@ -166,7 +170,7 @@ class SAC(Trainer):
         (pi_loss, log_prob), actor_gradient = jax.value_and_grad(actor_loss, has_aux=True)(
             actor, critics, temperature, batch.obs, noise[1]
         )
-        target_entropy = -math.prod(self.env.action_space.shape)
+        target_entropy = actor.log_volume - math.prod(self.env.action_space.shape)  # the paper's -A, as above
         temperature_gradient = jax.grad(temperature_loss)(log_temperature, log_prob, target_entropy)
         gradient = Learner(actor_gradient, critics_gradient, temperature_gradient)
         direction, optimizer = self.optimizer.update(gradient, optimizer)
@@ -199,7 +203,7 @@ class SAC(Trainer):
         return act
 
     def _at_random(self, state: TrainState) -> jax.Array:
-        return state.iteration < self.config.random_iterations
+        return state.iteration.below(self.config.random_iterations)
 
     def _moved_noise(self, noise: jax.Array, key: jax.Array) -> jax.Array:
         """A step of an autoregressive process whose every state is standard normal."""
@@ -228,7 +232,7 @@ class SAC(Trainer):
             collector,
             create(rollout, config.replay_capacity),
             key,
-            jnp.int32(0),
+            Count.of(0),
             jax.random.normal(noise_key, (config.num_envs, *env.action_space.shape), jnp.float32),
             jnp.float32(1e-4),
         )

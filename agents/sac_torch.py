@@ -11,7 +11,7 @@ import torch
 
 from rlgraph.agents.moments_torch import merge_moments
 from rlgraph.agents.networks_torch import SquashedActor, TwinCritic
-from rlgraph.agents.replay_torch import Replay, Transitions
+from rlgraph.agents.replay_torch import Replay, Transitions, discounted
 from rlgraph.agents.sac import SACConfig, check_action_space
 from rlgraph.agents.trainer_torch import Trainer
 from rlgraph.devices import torch_device
@@ -38,11 +38,14 @@ def critic_loss(
 
     Returns:
         loss []; and the mean action value [], without gradient.
+
+    Entropy counts in units of the bounds: without that, a task in other units of its actions would be another task.
     """
     with torch.no_grad():
         action, log_prob = actor.act(batch.next_obs, noise)
         q = target_critics(actor.features(batch.next_obs, action)).amin(0)
-        target = batch.reward + batch.discount * (q - temperature * log_prob)  # eqs. 2 and 3
+        soft_value = q - temperature * (log_prob + actor.log_volume)  # eq. 3
+        target = batch.reward + discounted(batch.discount, soft_value)  # eq. 2
     q = critics(actor.features(batch.obs, batch.action))
     loss = 0.5 * ((q - target) ** 2).mean(-1).sum()  # eq. 5
     return loss, q.detach().mean()
@@ -65,7 +68,7 @@ def actor_loss(
     """
     action, log_prob = actor.act(obs, noise)
     q = critics(actor.features(obs, action)).amin(0)
-    return (temperature * log_prob - q).mean(), log_prob.detach().mean()  # eq. 9
+    return (temperature * (log_prob + actor.log_volume) - q).mean(), log_prob.detach().mean()  # eq. 9
 
 
 def temperature_loss(log_temperature: torch.Tensor, log_prob: torch.Tensor, target_entropy: float):
@@ -100,14 +103,14 @@ class SAC(Trainer):
                 flat = self.policy.flat(rollout.obs).flatten(0, 1)
                 merge_moments(self.policy.obs_mean, self.policy.obs_var, self.obs_count, flat)
             if config.anneal_lr:
-                left = (1 - self.iteration / config.num_iterations).clamp(min=0)
+                left = (1 - self._share_done()).clamp(min=0)
                 self.learning_rate.copy_(config.learning_rate * left)
             K, M = config.num_updates, config.minibatch_size
             batches = self.replay.sample(K * M, self.generator, 1, config.gamma)
             noise = self._normal(K, 2, M, *self.env.action_space.shape)
         # The fused Adam leaves out a step whose `found_inf` is 1, on the device: no host branch.
         self.optimizer.found_inf = self._at_random().float()
-        totals = torch.zeros(5, device=self.device)
+        totals = torch.zeros(5, dtype=torch.float32, device=self.device)
         for k in range(K):
             batch = Transitions(*(x[k * M : (k + 1) * M] for x in batches))
             totals += self._update(batch, noise[k])
@@ -132,7 +135,7 @@ class SAC(Trainer):
         q_loss.backward(inputs=list(critics.parameters()))
         pi_loss, log_prob = self._actor_loss(actor, critics, temperature, batch.obs, noise[1])
         pi_loss.backward(inputs=list(actor.parameters()))
-        target_entropy = -math.prod(self.env.action_space.shape)
+        target_entropy = actor.log_volume - math.prod(self.env.action_space.shape)  # the paper's -A, as above
         temperature_loss(self.log_temperature, log_prob, target_entropy).backward(inputs=[self.log_temperature])
         self.optimizer.step()
         with torch.no_grad():
@@ -160,7 +163,7 @@ class SAC(Trainer):
             self.noise.mul_(correlation).add_(fresh, alpha=math.sqrt(1 - correlation**2))
 
     def _normal(self, *shape):
-        return torch.randn(shape, generator=self.generator, device=self.device)
+        return torch.randn(shape, generator=self.generator, dtype=torch.float32, device=self.device)
 
     # ---- what the run holds
 
@@ -170,19 +173,19 @@ class SAC(Trainer):
         self.policy = self.build_policy(config, self.env)
         self.critics = build_critics(config, self.env)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
-        self.log_temperature = torch.zeros((), device=device, requires_grad=True)
+        self.log_temperature = torch.zeros((), dtype=torch.float32, device=device, requires_grad=True)
         self.iteration = torch.zeros((), dtype=torch.int64, device=device)
         self.noise = self._normal(config.num_envs, *self.env.action_space.shape)
         self.collector = Collector(
             self.env, self._act, None, config.num_envs, config.num_steps, self.generator, collector_mode
         )
         self.replay = Replay(self.collector.rollout, config.replay_capacity)
-        self.learning_rate = torch.tensor(config.learning_rate, device=device)
+        self.learning_rate = torch.tensor(config.learning_rate, dtype=torch.float32, device=device)
         self._critic_loss = self._in_mode(critic_loss)
         self._actor_loss = self._in_mode(actor_loss)
         trained = [*self.policy.parameters(), *self.critics.parameters(), self.log_temperature]
         self.optimizer = self._adam(trained, self.learning_rate, eps=1e-8)
-        self.obs_count = torch.tensor(1e-4, device=device)
+        self.obs_count = torch.tensor(1e-4, dtype=torch.float32, device=device)
 
     def _state(self) -> dict:
         """Every tensor that one iteration leaves to the next, by name."""

@@ -15,7 +15,7 @@ from rlgraph.environment import Environment
 from rlgraph.errors import UsageError
 from rlgraph.graph.xla import Readback, prepare
 from rlgraph.modes import MODES, resolve
-from rlgraph.precision import jax_matmul_precision
+from rlgraph.precision import jax_32_bits, jax_matmul_precision
 from rlgraph.rollout.jax import evaluate
 from rlgraph.state_jax import flat_state, numbers_of, restore
 
@@ -47,10 +47,10 @@ class Trainer:
         if self.fused and not self.fuses:
             raise UsageError(f"mode fused needs an MLP actor-critic: agent ppo, not {type(self).__name__.lower()}")
         self.unroll = GPU_UNROLL if on_gpu and MODES["jax"][self.mode].graph else 1
-        with jax.default_device(self.device):
+        with jax.default_device(self.device), jax_32_bits():
             state = self._create()
-        # Donated buffers must be distinct and stay on the device.
-        self.state: Any = jax.device_put(jax.tree.map(jnp.copy, state), self.device)
+            # Donated buffers must be distinct and stay on the device.
+            self.state: Any = jax.device_put(jax.tree.map(jnp.copy, state), self.device)
         self._launch = prepare(self._iterations, self.mode, donate_argnums=(0,), device=self.device)
 
     @property
@@ -68,7 +68,7 @@ class Trainer:
         Returns:
             METRICS of each, [K, n], on their way.
         """
-        with jax_matmul_precision(self.config.precision):  # JAX compiles anew where it is another
+        with jax_matmul_precision(self.config.precision), jax_32_bits():  # JAX compiles anew where they are others
             self._numbers, metrics_Kn = self._launch(self._numbers)
         return Readback(metrics_Kn)
 
@@ -121,7 +121,8 @@ class Trainer:
         Raises:
             UsageError: the arrays are those of another network.
         """
-        return from_arrays(cls.build_policy(config, env), arrays)
+        with jax_32_bits():
+            return from_arrays(cls.build_policy(config, env), arrays)
 
     @staticmethod
     def evaluate_policy(policy: Any, env: Environment, num_episodes: int, seed: int) -> np.ndarray:
@@ -131,7 +132,7 @@ class Trainer:
             return evaluate(env, policy.greedy, num_episodes, key)
 
         (device,) = jax.tree.leaves(policy)[0].devices()
-        with jax.default_device(device):
+        with jax.default_device(device), jax_32_bits():
             returns_B = prepare(play, "jit", device=device)(policy, jax.random.key(seed))
         return np.asarray(returns_B)
 
@@ -148,7 +149,7 @@ class Trainer:
         calls, compiled = itertools.count(), prepare(first_episodes, "jit", device=self.device)
 
         def play() -> np.ndarray:
-            with jax_matmul_precision(self.config.precision), jax.default_device(self.device):
+            with jax_matmul_precision(self.config.precision), jax.default_device(self.device), jax_32_bits():
                 return np.asarray(compiled(self.policy, next(calls)))
 
         return play, "one XLA program"

@@ -29,9 +29,9 @@ from rlgraph.state_torch import flat_state, restore
 class Trainer:
     """A run on one device.
 
-    An agent defines `_create(collector_mode)`, which allocates every tensor that outlives an iteration, `policy` and
-    `generator` among them; `_iteration() -> METRICS' vector`, in which nothing reads a device value on the host;
-    `_state()`, those tensors by name; and `build_policy(config, env)`.
+    An agent defines `_create(collector_mode)`, which allocates every tensor that outlives an iteration, `policy`,
+    `iteration` and `generator` among them; `_iteration() -> METRICS' vector`, in which nothing reads a device value on
+    the host; `_state()`, those tensors by name; and `build_policy(config, env)`.
 
     Args:
         config: the agent's.
@@ -120,6 +120,10 @@ class Trainer:
     def why_not_fused(cls, config: TrainConfig, env: Environment) -> str | None:
         """Why mode `fused` does not apply, in one line; None where it does."""
         return f"mode fused needs an actor-critic whose actor is an MLP, which {cls.__name__} has not; use mode graph"
+
+    def _share_done(self) -> torch.Tensor:
+        """Of the run's iterations, [] float32."""
+        return self.iteration.float() / self.config.num_iterations
 
     def _in_mode(self, fn):
         """A loss, compiled where the mode compiles."""

@@ -33,13 +33,14 @@ from rlgraph.definition import contract, trial
 
 Array = Any
 SAME_STEP, NEXT_STEP, DISABLED = "SameStep", "NextStep", "Disabled"  # gymnasium.vector.AutoresetMode's values
+MOST_ELAPSED = 2**31 - 2  # where the count of an episode without a time limit stays; one more is an int32 as well
 
 
 class Carry(NamedTuple):
     """What a batch of environments remembers between steps."""
 
     state: NamedTuple  # the definition's State: leaves [B] or [B, n]
-    elapsed_B: Array  # [B] int32, steps taken in the running episode
+    elapsed_B: Array  # [B] int32, steps taken in the running episode, at most MOST_ELAPSED
     done_B: Array  # [B] bool, the last step ended the episode and no reset has followed
 
 
@@ -115,8 +116,10 @@ class Environment:
         """
         n = self.definition.STEP_DRAWS
         state, reward_B, terminated_B = self.definition.step(xp, carry.state, action, u_BN[:, :n], self.params)
-        elapsed_B = carry.elapsed_B + 1
-        truncated_B = self._out_of_time(xp, elapsed_B)
+        # As they were: a Python number may have given them torch's or JAX's own, wider default.
+        state = type(state)(*(of_type(xp, new, old.dtype) for new, old in zip(state, carry.state)))
+        reward_B = of_type(xp, reward_B, xp.float32)
+        elapsed_B, truncated_B = self._time(xp, carry.elapsed_B)
 
         if autoreset == NEXT_STEP:
             fresh, _ = self.reset(xp, u_BN[:, n:])
@@ -139,10 +142,17 @@ class Environment:
         obs = select(xp, done_B, fresh_obs, final_obs)
         return Step(carry, obs, reward_B, terminated_B, truncated_B, final_obs)
 
-    def _out_of_time(self, xp: ModuleType, elapsed_B: Array) -> Array:
+    def _time(self, xp: ModuleType, before_B: Array) -> tuple[Array, Array]:
+        """Steps taken after one more, and whether that was the last that the time limit allows."""
         if self.max_episode_steps is None:
-            return elapsed_B < 0
-        return elapsed_B >= self.max_episode_steps
+            return xp.clip(before_B, None, MOST_ELAPSED - 1) + 1, xp.zeros_like(before_B, dtype=xp.bool)
+        elapsed_B = before_B + 1
+        return elapsed_B, elapsed_B >= self.max_episode_steps
+
+
+def of_type(xp: ModuleType, array: Array, dtype: Any) -> Array:
+    """The array in a dtype: itself where it has it."""
+    return array if array.dtype == dtype else xp.astype(array, dtype)
 
 
 def select(xp: ModuleType, mask_B: Array, new: Any, old: Any) -> Any:

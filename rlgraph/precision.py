@@ -1,4 +1,4 @@
-"""Precision of float32 matrix products on a GPU, chosen, not inherited from the process.
+"""Precision of float32 matrix products on a GPU, and JAX's widths: chosen, not inherited from the process.
 
 "ieee" is float32 throughout; "tf32" rounds the factors to 19 bits and "bf16" to 16 (bfloat16), with float32 sums.
 Weights, optimiser, log-probs, losses and returns stay float32 in all three. With "bf16" torch also keeps activations
@@ -34,3 +34,10 @@ def jax_matmul_precision(precision: str):
     import jax
 
     return jax.default_matmul_precision(JAX_NAMES[precision])
+
+
+def jax_32_bits():
+    """For JAX functions called inside: as if `jax_enable_x64` were off, so that a run is the same where it is on."""
+    import jax
+
+    return jax.enable_x64(False) if jax.config.jax_enable_x64 else contextlib.nullcontext()

@@ -181,10 +181,10 @@ def test_arrays_that_do_not_fit_are_named(backend):
 
 def test_the_names_are_those_of_fields_and_weights():
     names = {backend: trainer("dqn", backend).state_arrays().keys() for backend in BACKENDS}
-    both = {"collector/carry/state/theta", "collector/return_B", "replay/cursor", "updates", "iteration"}
+    both = {"collector/carry/state/theta", "collector/return_B", "replay/cursor", "updates"}
     assert both <= names["torch"] & names["jax"]
-    assert {"policy/mlp.layers.0.weight", "optimizer/mlp.layers.1.bias/exp_avg_sq", "generator"} <= names["torch"]
-    assert {"policy/mlp/layers/0/weight", "optimizer/1/mu/mlp/layers/1/bias", "key"} <= names["jax"]
+    assert {"policy/mlp.layers.0.weight", "optimizer/mlp.layers.1.bias/exp_avg_sq", "iteration"} <= names["torch"]
+    assert {"policy/mlp/layers/0/weight", "optimizer/1/mu/mlp/layers/1/bias", "iteration/low"} <= names["jax"]
 
 
 # ---- whole runs, tiny

@@ -94,6 +94,22 @@ def test_what_is_no_number_stays_in_its_environment(device):
 
 
 @on_devices
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_infinity_and_nan_stay_in_their_episode(device):
+    T, B, rng = 140, 16, np.random.default_rng(1)  # two chunks
+    for name, parts in inputs(T, B).items():
+        disturbed = [x.copy() for x in parts]
+        for x in disturbed:
+            if x.shape == (T, B) and x.dtype != bool:
+                x[rng.integers(T, size=B), np.arange(B)] = rng.choice([np.inf, -np.inf, np.nan], B)
+        discounts = discounts_of(name, 0.9, 0.8)
+        got, expected = run(name, disturbed, *discounts, device=device), BY_LOOP[name](*disturbed, *discounts)
+        assert 0 < np.isfinite(got[0]).sum() < T * B
+        for a, b in zip(got, expected if isinstance(expected, tuple) else (expected,), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4, err_msg=name)
+
+
+@on_devices
 def test_what_a_terminated_episode_led_to_counts_for_nothing_even_if_it_is_no_number(device):
     for name, position in (("gae", 2), ("lambda_returns", 1)):
         parts = list(inputs(6, 5)[name])

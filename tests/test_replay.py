@@ -127,6 +127,26 @@ def test_every_position_and_kind_of_end_within_a_window(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_infinity_and_nan_stay_in_their_episode(backend, bad):
+    """Rewards after the end that a window holds, and values of what follows a termination."""
+    ends = np.array(list(itertools.product(range(4), repeat=3))).T
+    rollout = rollout_of(0, T=3, B=64)._replace(terminated_TB=ends % 2 == 1, truncated_TB=ends >= 2)
+    for row in range(3):
+        reward = rollout.reward_TB.copy()
+        reward[row] = bad
+        ring = Ring(backend, rollout, capacity=3 * 64)
+        ring.add(rollout._replace(reward_TB=reward))
+        got = ring.transitions(np.zeros(64, np.int32), np.arange(64, dtype=np.int32), 3)
+        expected = [by_loop(rollout._replace(reward_TB=reward), 0, b, 3)[2] for b in range(64)]
+        np.testing.assert_allclose(got.reward, expected, rtol=1e-5, atol=1e-6)
+        assert np.isfinite(got.reward).sum() == (0, 48, 60)[row]
+    module, array = (replay_torch, torch.tensor) if backend == "torch" else (replay_jax, jnp.asarray)
+    value = module.discounted(array([0.0, 0.0, 0.9, 0.9]), array([bad, 1.0, bad, 1.0]))
+    np.testing.assert_allclose(np.asarray(value), [0, 0, bad, 0.9], rtol=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("added", [1, 2, 3, 4, 7])
 def test_draws_are_uniform_over_the_steps_whose_window_is_stored(backend, added):
     """Never a step that was written over or is yet to come, nor one whose window would run past the newest row."""

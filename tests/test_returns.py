@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from returns_tools import gae_by_loop, returns_by_loop
+from returns_tools import gae_by_loop, lambda_returns_by_loop, returns_by_loop
 
 from rlgraph.agents import moments_jax, moments_torch, returns_jax, returns_torch
 
@@ -182,6 +182,41 @@ def test_discounted_returns_equal_the_loop_and_carry_over(backend, T):
         second, carry = run(backend, "discounted_returns", reward[cut:], done[cut:], carry, gamma=GAMMA)
         np.testing.assert_allclose(np.concatenate([first, second]), g, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(carry, carried, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_infinity_and_nan_stay_in_their_episode(backend):
+    """One in each array at every step, wherever and however episodes end: it reaches what it reaches in a loop."""
+    T, (terminated, truncated) = 4, every_way_to_end(4)
+    columns, cases = terminated.shape[1], list(itertools.product(range(3), range(T), [np.inf, -np.inf, np.nan]))
+    terminated, truncated = (np.tile(x, len(cases)) for x in (terminated, truncated))
+    arrays = [numbers(seed, *terminated.shape) for seed in range(3)]
+    for i, (which, t, bad) in enumerate(cases):
+        arrays[which][t, i * columns : (i + 1) * columns] = bad
+    reward, value, final_value = arrays
+    ends, done, start = (terminated, truncated), terminated | truncated, numbers(3, terminated.shape[1])
+    got = run(backend, "gae", reward, value, final_value, *ends, gamma=GAMMA, gae_lambda=LAMBDA)
+    np.testing.assert_allclose(got, gae_by_loop(reward, value, final_value, *ends, GAMMA, LAMBDA), rtol=1e-4, atol=1e-5)
+    got = run(backend, "lambda_returns", reward, final_value, *ends, gamma=GAMMA, q_lambda=LAMBDA)
+    expected = lambda_returns_by_loop(reward, final_value, *ends, GAMMA, LAMBDA)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+    got = run(backend, "discounted_returns", reward, done, start, gamma=GAMMA)
+    for a, b in zip(got, returns_by_loop(reward, done, start, GAMMA)):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_discount_or_lambda_of_zero_or_one_lets_nothing_through_that_it_leaves_out(backend):
+    nothing, bad = np.zeros((3, 2), bool), np.array([[1, np.nan], [np.inf, 2], [-np.inf, 3]], np.float32)
+    value = np.zeros((3, 2), np.float32)
+    got = run(backend, "gae", bad, value, value, nothing, nothing, gamma=0.9, gae_lambda=0.0)
+    np.testing.assert_array_equal(got, bad)
+    g, carried = run(backend, "discounted_returns", bad, nothing, np.ones(2, np.float32), gamma=0.0)
+    np.testing.assert_array_equal(g, bad)
+    np.testing.assert_array_equal(carried, bad[-1])
+    final_value = np.array([[np.inf] * 2, [np.nan] * 2, [1, 1]], np.float32)
+    got = run(backend, "lambda_returns", value, final_value, nothing, nothing, gamma=1.0, q_lambda=1.0)
+    np.testing.assert_array_equal(got, np.ones((3, 2)))
 
 
 def merge_all(backend, batches, count=1e-4):

@@ -1,6 +1,7 @@
 """Rollouts on both backends: what the buffers hold, and that every mode computes the same."""
 
 import functools
+import math
 import os
 import subprocess
 import sys
@@ -11,11 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from diagnostics import Diagnostic
 
 import rlgraph
-from rlgraph.environment import SAME_STEP
+from rlgraph.environment import SAME_STEP, build
 from rlgraph.rollout.jax import collect, start
-from rlgraph.rollout.torch import Collector
+from rlgraph.rollout.jax import evaluate as evaluate_jax
+from rlgraph.rollout.torch import Collector, evaluate
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -45,6 +48,57 @@ def torch_collector(id, B, T, device="cpu", seed=0, mode="eager", max_episode_st
 
 def clone(result):
     return [t.clone() for part in result for t in part]
+
+
+class Flash(Diagnostic):
+    """Four steps that pay 1, 1, infinity and 1."""
+
+    steps = 4
+
+    @staticmethod
+    def reward(xp, s, action):
+        one = xp.ones_like(s.x)
+        return xp.where(s.t == 2, np.inf * one, one)
+
+
+class ShortOrInfinite(Flash):
+    """One step that pays 1 where x is -1, else Flash's four."""
+
+    @classmethod
+    def step(cls, xp, s, action, u, p):
+        state, reward, terminated = super().step(xp, s, action, u, p)
+        return state, reward, terminated | (s.x < 0)
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_an_infinite_return_stays_in_its_episode(backend):
+    """Sums over two rollouts of three steps: no episode has ended in the first, and one in the second."""
+    env, totals, running = build(Flash), [], []
+    if backend == "torch":
+        collector = Collector(env, *torch_policy(env, "cpu"), 5, 3, torch.Generator().manual_seed(0))
+        for _ in range(2):
+            totals.append([x.item() for x in collector.collect()[1]])
+            running.append(collector.return_B.tolist())
+    else:
+        collector = start(env, 5, jax.random.key(0))
+        for i in range(2):
+            act = lambda obs, noise: (jnp.zeros(5, jnp.int32), noise)  # noqa: E731
+            collector, _, episodes = collect(env, act, None, collector, 3, jax.random.key(i))
+            totals.append([float(x) for x in episodes])
+            running.append(collector.return_B.tolist())
+    assert totals == [[0, 0, 0], [math.inf, 20, 5]]
+    assert running == [[math.inf] * 5, [2] * 5]
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_what_follows_the_first_episode_is_not_evaluated_even_if_it_is_infinite(backend):
+    env, B = build(ShortOrInfinite), 64
+    if backend == "torch":
+        greedy = lambda obs: torch.zeros(B, dtype=torch.int64)  # noqa: E731
+        returns = evaluate(env, greedy, B, torch.Generator().manual_seed(0)).tolist()
+    else:
+        returns = evaluate_jax(env, lambda obs: jnp.zeros(B, jnp.int32), B, jax.random.key(0)).tolist()
+    assert set(returns) == {1, math.inf}
 
 
 @pytest.mark.parametrize("id", ENVIRONMENTS)

@@ -374,6 +374,8 @@ def test_losses_and_gradients_agree(spaces):
         _, next_log_prob, _, _, next_q = (x.numpy() for x in outputs((actor, target), batch.next_obs, in_torch[0]))
         q = critics(actor.features(batch.obs, batch.action)).numpy()
         _, now_log_prob, _, _, now_q = (x.numpy() for x in outputs((actor, critics), batch.obs, in_torch[1]))
+    in_units_of_the_bounds = np.log((actor.high - actor.low).numpy() / 2).sum()
+    next_log_prob, now_log_prob = next_log_prob + in_units_of_the_bounds, now_log_prob + in_units_of_the_bounds
     y = reward + discount * (np.minimum(*next_q) - TEMPERATURE * next_log_prob)
     assert q_loss.item() == pytest.approx(0.5 * ((q[0] - y) ** 2).mean() + 0.5 * ((q[1] - y) ** 2).mean(), rel=1e-5)
     assert q_value.item() == pytest.approx(q.mean(), rel=1e-4)

@@ -130,10 +130,10 @@ class FlatAdam:
         for parameter, view in zip(self.parameters, self._views(self.flat)):
             parameter.data = view
         self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
-        self.step = torch.zeros((), device=self.flat.device)
+        self.step = torch.zeros((), dtype=torch.float32, device=self.flat.device)
         self.learning_rate, self.max_norm, self.eps = learning_rate, max_norm, eps
         self.first_bounded, self.bounds = self.flat.numel() - bounded, bounds
-        self._squares = torch.zeros(cdiv(self.columns, BLOCK), device=self.flat.device)
+        self._squares = torch.zeros(cdiv(self.columns, BLOCK), dtype=torch.float32, device=self.flat.device)
 
     @property
     def columns(self) -> int:

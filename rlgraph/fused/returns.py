@@ -148,7 +148,7 @@ def _lambda_returns(
         truncated = tl.load(truncated_ptr + at, mask=here, other=0).to(tl.int1)
         ends = terminated | truncated | (step == T - 1)[:, None]
         mix = tl.where(ends, 0.0, q_lambda)
-        x = reward + gamma * (1.0 - mix) * tl.where(terminated, 0.0, final_value)
+        x = reward + gamma * (1.0 - mix) * tl.where(terminated | (mix == 1.0), 0.0, final_value)
         returns, carry = _scan(gamma * mix, x, carry, CHUNK)
         tl.store(return_ptr + at, returns, mask=here)
 
@@ -170,12 +170,12 @@ def _tile(step, T, B, BLOCK: tl.constexpr):
 def _scan(c, x, carry, rows):
     """y[i] = x[i] + c[i] y[i - 1], with `carry` in place of y[-1]; and the last of so many rows of y."""
     c, x = tl.associative_scan((c, x), 0, _chain)
-    y = x + c * carry[None, :]
+    y = tl.where(c == 0.0, x, x + c * carry[None, :])
     row = tl.arange(0, y.shape[0])[:, None]
     return y, tl.sum(tl.where(row == rows - 1, y, 0.0), axis=0)
 
 
 @triton.jit
 def _chain(c_before, x_before, c, x):
-    """Two stretches of rows as one, each of them y -> x + c y."""
-    return c * c_before, x + c * x_before
+    """Two stretches of rows as one, each of them y -> x + c y. A c of 0 lets nothing through, no NaN either."""
+    return c * c_before, tl.where(c == 0.0, x, x + c * x_before)

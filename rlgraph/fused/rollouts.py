@@ -128,7 +128,7 @@ class RolloutWriter:
     def _places(self, name: str, shape: tuple[int, ...]) -> list[tuple[str, str]]:
         """Where a leaf's entries are, and the variables that hold them."""
         names = entries(name, shape)
-        return [(f"env * {len(names)} + {i}" if shape else "env", entry) for i, entry in enumerate(names)]
+        return [(f"env.to(tl.int64) * {len(names)} + {i}" if shape else "env", entry) for i, entry in enumerate(names)]
 
     def _observed(self, names: Names) -> list[str]:
         writing = Writing(self.observe, {name: name for name in self.state}, names)

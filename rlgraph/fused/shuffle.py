@@ -93,7 +93,8 @@ class Shuffle:
         self.key = drawn_key(generator)
         # Zeros: rows that exist, should an epoch be warmed up before an order was drawn.
         self.order_UM = torch.zeros(epochs * minibatches, self.size, dtype=torch.int32, device=device)
-        self.moments_U = torch.empty(epochs * minibatches, cdiv(self.size, TILE), 2, device=device)
+        tiles = cdiv(self.size, TILE)
+        self.moments_U = torch.empty(epochs * minibatches, tiles, 2, dtype=torch.float32, device=device)
 
     def draw(self, time: torch.Tensor, x_N: torch.Tensor) -> None:
         """Fill `order_UM` and `moments_U`.

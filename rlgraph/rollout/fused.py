@@ -18,7 +18,7 @@ from rlgraph.fused.networks import Network, values_kernel
 from rlgraph.fused.policy import ACTIVATIONS, MOST_OUTPUTS, Layer, Policy
 from rlgraph.fused.rollouts import RolloutWriter
 from rlgraph.rollout import EpisodeTotals, Rollout
-from rlgraph.rollout.torch import copy_into, empty_rollout, owned, torch_type
+from rlgraph.rollout.torch import copy_into, empty_rollout, owned, torch_type, uniform
 
 WIDEST = 128  # hidden units: the weights between two layers must fit into the registers of a few warps
 PROGRAMS_A_PROCESSOR = 16  # of the kernel that values observations
@@ -65,12 +65,11 @@ class FusedCollector:
         self.rollout = empty_rollout(env, num_steps, num_envs, self.device, values)
         form, precision = _form(env, policy), _precision(precision, self.device)
         self._rollout_kernel, self._values_kernel = _kernels(env, form, precision)
-        uniforms = torch.rand(num_envs, env.reset_draws, generator=generator, device=self.device)
-        self.carry = _owned_carry(env.reset(xp, uniforms)[0])
-        self.return_B = torch.zeros(num_envs, device=self.device)
+        self.carry = _owned_carry(env.reset(xp, uniform(generator, num_envs, env.reset_draws))[0])
+        self.return_B = torch.zeros(num_envs, dtype=torch.float32, device=self.device)
         self.key = build.drawn_key(generator)
         self.counter = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self._totals = torch.zeros(3, num_envs, device=self.device)
+        self._totals = torch.zeros(3, num_envs, dtype=torch.float32, device=self.device)
         # Many programs fill the card, each with as many steps as it can have: it loads the weights once.
         programs = PROGRAMS_A_PROCESSOR * build.processors(self.device)
         self._steps_a_program = min(num_steps + 1, -(-(num_steps + 1) * num_envs // (16 * programs)))
@@ -86,8 +85,7 @@ class FusedCollector:
 
         After `generator.manual_seed` what follows repeats itself.
         """
-        uniforms = torch.rand(self.num_envs, self.env.reset_draws, generator=self.generator, device=self.device)
-        copy_into(self.carry, self.env.reset(xp, uniforms)[0])
+        copy_into(self.carry, self.env.reset(xp, uniform(self.generator, self.num_envs, self.env.reset_draws))[0])
         self.return_B.zero_()
         self.key.random_(generator=self.generator)
         self.counter.zero_()
@@ -148,7 +146,7 @@ class FusedEvaluation:
         self.env, self.policy, self.num_episodes = env, policy, num_episodes
         self.generator, self.device = generator, generator.device
         self._kernel = _evaluation_kernel(env, _form(env, policy), _precision(precision, self.device))
-        self.returns_B = torch.zeros(num_episodes, device=self.device)
+        self.returns_B = torch.zeros(num_episodes, dtype=torch.float32, device=self.device)
         self.key = build.drawn_key(generator)
         self.counter = torch.zeros(1, dtype=torch.int64, device=self.device)
 
@@ -222,7 +220,7 @@ class FusedSteps:
         space = self.env.observation_space
         like = torch_type(space.dtype)
         obs, final_obs = (torch.empty((K, B, *space.shape), dtype=like, device=self.device) for _ in range(2))
-        reward = torch.empty(K, B, device=self.device)
+        reward = torch.empty(K, B, dtype=torch.float32, device=self.device)
         terminated, truncated = (torch.empty(K, B, dtype=torch.bool, device=self.device) for _ in range(2))
         return obs, reward, terminated, truncated, final_obs
 

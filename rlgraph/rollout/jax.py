@@ -88,7 +88,8 @@ def _record_step(env: Environment, act: Callable, running, noise, u_BN):
     done_B = step.terminated_B | step.truncated_B
     return_B = return_B + step.reward_B
     length_B = carry.elapsed_B + 1
-    totals = EpisodeTotals(*(t + done_B * a for t, a in zip(totals, (return_B, length_B, 1))))
+    # Selected, not multiplied: 0 times infinity is NaN.
+    totals = EpisodeTotals(*(t + jnp.where(done_B, a, 0) for t, a in zip(totals, (return_B, length_B, 1))))
     recorded = Rollout(
         obs,
         action,
@@ -100,14 +101,14 @@ def _record_step(env: Environment, act: Callable, running, noise, u_BN):
         step.final_obs,
         None,
     )
-    return (Collector(step.carry, step.obs, return_B * ~done_B), totals), recorded
+    return (Collector(step.carry, step.obs, jnp.where(done_B, 0, return_B)), totals), recorded
 
 
 def environment_action(env: Environment, action: Any) -> Any:
     """From a policy's action to the environment's: clipped into a Box, or shifted by a Discrete space's `start`."""
     space = env.action_space
     if isinstance(space, gymnasium.spaces.Box):
-        return jnp.clip(action, space.low, space.high)
+        return jnp.clip(action, space.low.astype(jnp.float32), space.high.astype(jnp.float32))
     return action + int(space.start)
 
 
@@ -132,7 +133,7 @@ def evaluate(env: Environment, greedy: Callable, num_episodes: int, key: jax.Arr
         carry, obs, playing_B, returns_B = running
         u_BN = _uniform(step_key, num_episodes, env.draws)
         step = env.step(jnp, carry, environment_action(env, greedy(obs)), u_BN, SAME_STEP)
-        returns_B = returns_B + step.reward_B * playing_B
+        returns_B = returns_B + jnp.where(playing_B, step.reward_B, 0)
         playing_B = playing_B & ~(step.terminated_B | step.truncated_B)
         return (step.carry, step.obs, playing_B, returns_B), None
 

@@ -54,8 +54,8 @@ class Collector:
         with torch.no_grad():
             self.carry, self.obs = env.reset(xp, self._uniform(num_envs, env.reset_draws))
             self.carry = type(self.carry)(owned(self.carry.state), *map(owned, self.carry[1:]))
-        self.return_B = torch.zeros(num_envs, device=self.device)
-        self.totals = EpisodeTotals(*(torch.zeros(num_envs, device=self.device) for _ in range(3)))
+        self.return_B, *totals = (torch.zeros(num_envs, dtype=torch.float32, device=self.device) for _ in range(4))
+        self.totals = EpisodeTotals(*totals)
         self.rollout = empty_rollout(env, num_steps, num_envs, self.device, values=value is not None)
         on_gpu = self.device.type == "cuda"
         mode = resolve("torch", mode, on_gpu)
@@ -111,17 +111,24 @@ class Collector:
         done_B = step.terminated_B | step.truncated_B
         return_B = self.return_B + step.reward_B
         length_B = self.carry.elapsed_B + 1
-        for total_B, amount_B in zip(self.totals, (return_B, length_B, 1)):
-            total_B.add_(done_B * amount_B)
-        self.return_B.copy_(return_B * ~done_B)
+        # Selected where a number may be infinite, not multiplied: 0 times infinity is NaN.
+        self.totals.return_sum.add_(torch.where(done_B, return_B, 0))
+        self.totals.length_sum.add_(done_B * length_B)
+        self.totals.count.add_(done_B)
+        self.return_B.copy_(torch.where(done_B, 0, return_B))
         copy_into(self.carry, step.carry)
         self.obs.copy_(step.obs)
 
     def _uniform(self, *shape):
-        return torch.rand(shape, generator=self.generator, device=self.device)
+        return uniform(self.generator, *shape)
 
     def _normal(self, *shape):
-        return torch.randn(shape, generator=self.generator, device=self.device)
+        return torch.randn(shape, generator=self.generator, dtype=torch.float32, device=self.device)
+
+
+def uniform(generator: torch.Generator, *shape: int) -> torch.Tensor:
+    """Uniforms in [0, 1) on the generator's device: float32, whatever torch's default is."""
+    return torch.rand(shape, generator=generator, dtype=torch.float32, device=generator.device)
 
 
 def empty_rollout(env: Environment, num_steps: int, num_envs: int, device: torch.device, values: bool) -> Rollout:
@@ -129,7 +136,7 @@ def empty_rollout(env: Environment, num_steps: int, num_envs: int, device: torch
     T, B, space = num_steps, num_envs, env.observation_space
     box = isinstance(env.action_space, gymnasium.spaces.Box)
     obs, final_obs = (torch.zeros((T, B, *space.shape), dtype=torch_type(space.dtype), device=device) for _ in range(2))
-    log_prob, value, reward, final_value = (torch.zeros(T, B, device=device) for _ in range(4))
+    log_prob, value, reward, final_value = (torch.zeros(T, B, dtype=torch.float32, device=device) for _ in range(4))
     terminated, truncated = (torch.zeros(T, B, dtype=torch.bool, device=device) for _ in range(2))
     action_type = torch.float32 if box else torch.int64
     action = torch.zeros((T, B, *env.action_space.shape), dtype=action_type, device=device)
@@ -152,7 +159,7 @@ def environment_action(env: Environment, device: torch.device) -> Callable:
     """From a policy's action to the environment's: clipped into a Box, or shifted by a Discrete space's `start`."""
     space = env.action_space
     if isinstance(space, gymnasium.spaces.Box):
-        low, high = (torch.as_tensor(bound, device=device) for bound in (space.low, space.high))
+        low, high = (torch.tensor(bound, dtype=torch.float32, device=device) for bound in (space.low, space.high))
         return lambda action: torch.clamp(action, low, high)
     start = int(space.start)
     return lambda action: action + start
@@ -173,15 +180,13 @@ def evaluate(env: Environment, greedy: Callable, num_episodes: int, generator: t
         [num_episodes] float32, undiscounted.
     """
     to_env = environment_action(env, generator.device)
-    reset_uniforms = torch.rand(num_episodes, env.reset_draws, generator=generator, device=generator.device)
-    carry, obs = env.reset(xp, reset_uniforms)
-    returns_B = torch.zeros(num_episodes, device=generator.device)
+    carry, obs = env.reset(xp, uniform(generator, num_episodes, env.reset_draws))
+    returns_B = torch.zeros(num_episodes, dtype=torch.float32, device=generator.device)
     playing_B = torch.ones(num_episodes, dtype=torch.bool, device=generator.device)
     for t in range(env.max_episode_steps):
-        u_BN = torch.rand(num_episodes, env.draws, generator=generator, device=generator.device)
-        step = env.step(xp, carry, to_env(greedy(obs)), u_BN, SAME_STEP)
+        step = env.step(xp, carry, to_env(greedy(obs)), uniform(generator, num_episodes, env.draws), SAME_STEP)
         carry, obs = step.carry, step.obs
-        returns_B += step.reward_B * playing_B
+        returns_B += torch.where(playing_B, step.reward_B, 0)
         playing_B &= ~(step.terminated_B | step.truncated_B)
         if t % 50 == 49 and not playing_B.any():
             break

@@ -16,6 +16,7 @@ from rlgraph.environment import select
 from rlgraph.graph.auto import check_that_it_runs, first_that_works
 from rlgraph.graph.capture import capture
 from rlgraph.graph.compile import compiled, graph_breaks_allowed
+from rlgraph.rollout.torch import uniform
 from rlgraph.vector import base
 from rlgraph.vector.arrays import copied, plain_tensor
 
@@ -116,8 +117,7 @@ class TorchVectorEnv(base.VectorEnv):
         return env.definition.observe(xp, carry.state, self.env.params)
 
     def _uniform(self, draws):
-        shape = self.num_envs, draws
-        return torch.rand(shape, generator=self._generator, dtype=torch.float32, device=self.device)
+        return uniform(self._generator, self.num_envs, draws)
 
     def _seed(self, seed):
         self._generator.manual_seed(seed)
