@@ -23,7 +23,9 @@ LAYOUT = 2  # of checkpoints and policy files: raised when an older version coul
 NEW_RUN = "put it back, or start a new run"
 SOURCE = "the SHA-256 of the environment's source"
 
-Sources = dict[str, str | None]  # SHA-256 of a definition's files, by their paths from its own folder
+NO_FILE = "no file"  # in place of a hash
+
+Sources = dict[str, str]  # SHA-256 of a definition's files, by their paths from its own folder
 
 
 def identity(agent: str, config: TrainConfig, sources: Sources) -> dict[str, Any]:
@@ -56,7 +58,12 @@ def check_same_run(expected: dict[str, Any], header: dict[str, Any], where: str)
     pairs += _pairs(expected["environment"], header.get("environment"), SOURCE + ", {},")
     for text, ours, theirs in pairs:
         if ours != theirs:
-            raise UsageError(f"{text} is {shown(ours)}, but {shown(theirs)} in {where}: {NEW_RUN}")
+            raise UsageError(f"{text} is {_quoted(ours)}, but {_quoted(theirs)} in {where}: {NEW_RUN}")
+
+
+def _quoted(value: Any) -> str:
+    """A text whole: two paths may differ only at their ends."""
+    return repr(value) if isinstance(value, str) else shown(value)
 
 
 def _pairs(here: dict[str, Any], there: Any, text: str) -> list[tuple[str, Any, Any]]:
@@ -71,7 +78,7 @@ def hash_sources(definition: ModuleType) -> Sources:
     """Of the files that a definition was read from; its name alone where there is none, as at Python's prompt."""
     files = source_files(definition)
     if not files:
-        return {definition.__name__: None}
+        return {definition.__name__: NO_FILE}
     return {Path(os.path.relpath(path, files[0].parent)).as_posix(): _sha256(path) for path in files}
 
 
@@ -107,7 +114,7 @@ def _check_source(path: Path, recorded: str | None, where: Path) -> None:
 
 
 def _differs(found: str | None, name: str, recorded: str | None, where: Path) -> str:
-    return f"{SOURCE} is {shown(found)} in {name!r}, but {shown(recorded)} in {str(where)!r}: {NEW_RUN}"
+    return f"{SOURCE} is {_quoted(found)} in {name!r}, but {_quoted(recorded)} in {str(where)!r}: {NEW_RUN}"
 
 
 def _sha256(path: Path) -> str:

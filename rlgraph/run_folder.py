@@ -174,8 +174,7 @@ def _damaged(path: Path, error: Exception) -> UsageError:
 
 
 def _checked_sources(sources: Any) -> Sources:
-    right = isinstance(sources, dict) and all(value is None or isinstance(value, str) for value in sources.values())
-    if not right:
+    if not isinstance(sources, dict) or not all(isinstance(value, str) for value in sources.values()):
         raise UsageError(f"{SOURCES} must be hashes by file, but is {shown(sources)}")
     return sources
 
