@@ -43,10 +43,8 @@ class Tried:
 
 
 def attempt(server: Server, case: Case, folder: Path, timeout: float) -> Outcome:
-    """Run a case in a folder that it fills."""
+    """Run a case in the folder's `files`."""
     files = folder / "files"
-    files.mkdir(parents=True)
-    case.prepare(files)
     before = contents(files)
     out, err = (chosen or str(folder / name) for chosen, name in ((case.out, "stdout"), (case.err, "stderr")))
     interrupt = {} if case.interrupt_after is None else {"signal": signal.SIGINT, "after": case.interrupt_after}
@@ -83,8 +81,9 @@ def run_all(args: argparse.Namespace, out: Path) -> list[Tried]:
             raise SystemExit(f"fuzz: `rlgraph {shlex.join(argv)}` fails: {Path(said).read_text().strip()}")
 
     def one(number: int) -> Tried:
-        case = MAKERS[args.kind](number, random.Random(f"{args.kind} {args.seed} {number}"), bases)
         folder = out / f"{args.kind}-{args.seed}-{number:03d}"
+        (folder / "files").mkdir(parents=True)
+        case = MAKERS[args.kind](number, random.Random(f"{args.kind} {args.seed} {number}"), folder / "files", bases)
         outcome = attempt(server, case, folder, args.timeout)
         tried = Tried(number, case, outcome, problems(case, outcome, folder / "files"), folder)
         if tried.problems:

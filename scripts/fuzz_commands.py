@@ -494,7 +494,7 @@ def stage(folder: Path, run: Path) -> None:
     os.mkfifo(folder / "fifo.py")
 
 
-def case(i: int, draw: random.Random, bases) -> Case:
+def case(i: int, draw: random.Random, folder: Path, bases) -> Case:
     line = COMMANDS[i % len(COMMANDS)](draw)
     verdict, out, err, interrupt = worst(line.verdicts), "", "", None
     streams = draw.random()
@@ -505,5 +505,5 @@ def case(i: int, draw: random.Random, bases) -> Case:
     elif streams < 0.16 and line.words[0] in ("train", "eval"):
         interrupt = draw.uniform(0, 0.5)
         line.kinds.append("Ctrl-C")
-    run = bases.run("ppo", "torch")
-    return Case(" + ".join(line.kinds), line.argv, verdict, lambda folder: stage(folder, run), out, err, interrupt)
+    stage(folder, bases.run("ppo", "torch"))
+    return Case(" + ".join(line.kinds), line.argv, verdict, out, err, interrupt)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fuzz_commands import training
-from fuzz_oracle import EITHER, HARMLESS, REFUSED, Case, worst
+from fuzz_oracle import EITHER, HARMLESS, REFUSED, Case
 
 # ---- a definition that is right, in parts: a mass on a line, which a push moves
 
@@ -628,11 +628,12 @@ MUTATIONS: list[Callable] = [
 # ---- cases
 
 
-def case(i: int, draw: random.Random, bases) -> Case:
+def case(i: int, draw: random.Random, folder: Path, bases) -> Case:
     backend = "jax" if draw.random() < 0.3 else "torch"
     agent = draw.choice(["ppo", "ppo", "dqn", "pqn", "sac"])
     definition = Definition(backend, box=agent == "sac" or (agent == "ppo" and draw.random() < 0.5))
     kind, verdict = MUTATIONS[i % len(MUTATIONS)](draw, definition)
     line = training(draw, agent, backend)
     line.options["env"] = ["--env", "env.py"]
-    return Case(f"{kind} ({agent})", line.argv, worst([verdict]), definition.write)
+    definition.write(folder)
+    return Case(f"{kind} ({agent})", line.argv, verdict)

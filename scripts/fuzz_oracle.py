@@ -5,31 +5,31 @@ import os
 import re
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-HARMLESS, EITHER, REFUSED = "harmless", "either", "refused"  # in order: the worst of several counts
-CODES = {HARMLESS: {0}, EITHER: {0, 1, 2}, REFUSED: {1, 2}}
+# What is to come of a case, in order: the worst of several counts. What is to be noticed may end well with a line.
+VERDICTS = HARMLESS, EITHER, NOTICED, REFUSED = "harmless", "either", "noticed", "refused"
+CODES = {HARMLESS: {0}, EITHER: {0, 1, 2}, NOTICED: {0, 1, 2}, REFUSED: {1, 2}}
 NO_FINITE_RETURN = re.compile(r"^.*\breturn\b.*(?<![\w-])(nan|inf)\b.*$", re.MULTILINE)
 CONTROLS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")  # not the line's end
 
 
 @dataclass(frozen=True)
 class Case:
-    """A command, what stands in the folder where it runs, and whether rlgraph has to refuse it."""
+    """A command, whose folder is filled, and what is to come of it."""
 
     kind: str  # of what is wrong, in words
     argv: tuple[str, ...]
-    verdict: str
-    prepare: Callable[[Path], None] = lambda folder: None  # fills the folder
+    verdict: str  # one of VERDICTS
     out: str = ""  # "closed" or "broken", or /dev/full; by default a file
     err: str = ""
     interrupt_after: float | None = None  # seconds until Ctrl-C
-    after: Callable[[Path], str | None] = field(default=lambda folder: None)  # looks at the folder: what is wrong
+    after: Callable[[], str | None] = lambda: None  # looks at the folder and says what is wrong
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Outcome:
 
 
 def worst(verdicts) -> str:
-    return max(verdicts, key=[HARMLESS, EITHER, REFUSED].index, default=HARMLESS)
+    return max(verdicts, key=VERDICTS.index, default=HARMLESS)
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -78,7 +78,7 @@ def problems(case: Case, outcome: Outcome, folder: Path) -> list[str]:
     if outcome.code == 2 and outcome.after != outcome.before:
         changed = [n for n in outcome.after | outcome.before if outcome.after.get(n) != outcome.before.get(n)]
         found.append(f"refused, but changed {', '.join(sorted(changed)[:4])}")
-    wrong = case.after(folder)
+    wrong = case.after()
     return found + ([wrong] if wrong else [])
 
 
@@ -88,6 +88,8 @@ def _of_code(case: Case, outcome: Outcome) -> list[str]:
         allowed.add(130)
     if case.out and case.verdict == HARMLESS:  # what it says cannot be written
         allowed.add(1)
+    if case.verdict == NOTICED and outcome.code == 0 and not outcome.stderr:
+        return ["silent acceptance"]
     if outcome.code in allowed:
         return []
     if outcome.code == 0:
