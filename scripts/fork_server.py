@@ -69,26 +69,23 @@ class Server:
         if self._process.stdout.readline() != "ready\n":
             raise RuntimeError(f"the fork server does not start; `{sys.executable} {__file__}` says why")
 
-    def run(self, command: Command, timeout: float) -> Ended:
+    def start(self, command: Command) -> "Process":
+        """Begin one command, whose `end` is to be called."""
+        return Process(self, self._say(json.dumps(dataclasses.asdict(command))))
+
+    def run(self, command: Command, timeout: float) -> "Ended":
         """Run one command to its end, or to `timeout` seconds, after which it and its children are killed."""
         began = time.perf_counter()
-        pid = self._say(json.dumps(dataclasses.asdict(command)))
-        descriptor = os.pidfd_open(pid)  # good until it is waited for
-        try:
-            ended = self._until_the_end(descriptor, command, pid, timeout)
-        finally:
-            os.close(descriptor)
-        if not ended:
-            _kill_all(pid)
-        return Ended(self._say(f"wait {pid}"), not ended, time.perf_counter() - began)
+        process = self.start(command)
+        if command.signal and not process.has_ended(command.after):
+            os.kill(process.pid, command.signal)
+        hung = not process.has_ended(timeout)
+        if hung:
+            process.kill()
+        return Ended(process.end(), hung, time.perf_counter() - began)
 
-    def _until_the_end(self, descriptor: int, command: Command, pid: int, timeout: float) -> bool:
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        if command.signal and not poll.poll(command.after * 1e3):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, command.signal)
-        return bool(poll.poll(timeout * 1e3))
+    def _wait(self, pid: int) -> int:
+        return self._say(f"wait {pid}")
 
     def _say(self, line: str) -> int:
         with self._lock:
@@ -100,12 +97,29 @@ class Server:
         self._process.communicate(timeout=60)
 
 
-def _kill_all(pid: int) -> None:
-    """A process and its children, of which it leads the group; only itself, if it has not come so far."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+class Process:
+    """A command that was started."""
+
+    def __init__(self, server: Server, pid: int):
+        self.server, self.pid = server, pid
+        self._descriptor = os.pidfd_open(pid)  # good until it is waited for
+        self._poll = select.poll()
+        self._poll.register(self._descriptor, select.POLLIN)
+
+    def has_ended(self, within: float = 0.0) -> bool:
+        """Whether it ends within so many seconds."""
+        return bool(self._poll.poll(within * 1e3))
+
+    def kill(self) -> None:
+        """`kill -9`, it and its children, of which it leads the group; only itself, if it has not come so far."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        os.kill(self.pid, signal.SIGKILL)  # which does not hurt what has ended but was not waited for
+
+    def end(self) -> int:
+        """Wait for its end. Returns its exit code; minus the signal's number, if one ended it."""
+        os.close(self._descriptor)
+        return self.server._wait(self.pid)
 
 
 # ---- what serves
@@ -133,7 +147,7 @@ def _import_everything() -> None:
     """But no JAX backend is begun, and no thread started: neither survives a fork."""
     import rlgraph.bench.cli
     import rlgraph.cli
-    import rlgraph.graph.show  # noqa: F401
+    import rlgraph.graph.show
     from rlgraph.agents import AGENTS
 
     for agent in AGENTS.values():

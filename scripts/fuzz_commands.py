@@ -1,6 +1,5 @@
 """Command lines: every command of `rlgraph` with options, values, names and paths right and wrong."""
 
-import dataclasses
 import os
 import random
 import typing
@@ -11,7 +10,6 @@ from pathlib import Path
 from fuzz_oracle import EITHER, HARMLESS, REFUSED, Case, worst
 
 from rlgraph.agents import AGENTS
-from rlgraph.registry import ENVIRONMENTS
 from rlgraph.train import config_class
 
 # ---- a command line that is right, as small as can be
@@ -63,7 +61,7 @@ def written(draw: random.Random, name: str, value: str) -> list[str]:
 
 LONG = "9" * 5000
 CONTROL = ["\x07", "\x1b[31mred\x1b[0m", "a\nb", "a\r\nb", "\x0b", "\x7f", "\u2028", "\x85"]
-UNICODE = ["ä", "\u202e", "🤖", "ﬁ", "\udcff", "ı", "Ⅷ"]
+UNICODE = ["ä", "\u202e", "🤖", "ﬁ", "\udcff", "\u0131", "Ⅷ"]
 NO_NUMBERS = ["", " ", "x", "nan", "NaN", "inf", "-inf", "Infinity", "1e400", "1,5", "1e", "--", "0x1g", "None", "True"]
 NO_INTEGERS = [*NO_NUMBERS, "1.5", "2.0", "1e3", "-1", "0", str(-(10**25)), str(10**25), str(2**64), LONG]
 NO_FLOATS = [*(text for text in NO_NUMBERS if text != "None"), "-1", "-1e-3", "-1e400", "9" * 400]
@@ -104,11 +102,11 @@ def wrong_value(draw: random.Random, name: str, kind) -> tuple[str, str]:
         value = draw.choice(NO_INTEGERS)
         return (
             value,
-            EITHER if name in BOUNDLESS and value.isdigit() or name in MAY_BE_ZERO and value == "0" else REFUSED,
+            EITHER if (name in BOUNDLESS and value.isdigit()) or (name in MAY_BE_ZERO and value == "0") else REFUSED,
         )
     if kind is float or float in args:
         value = draw.choice(NO_FLOATS)
-        lax = name in MAY_BE_NEGATIVE and value.startswith("-") or name in BOUNDLESS and "inf" in value.lower()
+        lax = (name in MAY_BE_NEGATIVE and value.startswith("-")) or (name in BOUNDLESS and "inf" in value.lower())
         lax = lax or (name in BOUNDLESS and value in ("1e400", "9" * 400))
         return value, EITHER if lax else REFUSED
     if int in args:
@@ -208,8 +206,14 @@ def with_a_foreign_environment(draw: random.Random, line: Line, types: dict) -> 
             ".",
             ".py",
             LONG,
+            LONG + ".py",
+            "a\nb.py",
+            "\x1b.py",
+            "folder",
+            "text.txt",
+            "null.py",
+            *UNICODE,
         ]
-        + [LONG + ".py", "a\nb.py", "\x1b.py", "folder", "text.txt", "null.py", *UNICODE]
     )
     line.options["env"] = written(draw, "env", value)
     line.mutated("a foreign environment", REFUSED)
@@ -228,8 +232,8 @@ def with_a_foreign_run_dir(draw: random.Random, line: Line, types: dict) -> None
             "loop.py",
             "loop.py/x",
             "n" * 300,
+            "n/" * 3000,
         ]
-        + ["n/" * 3000]
     )
     line.options["run_dir"] = written(draw, "run_dir", value)
     line.mutated("a foreign run_dir", REFUSED)
@@ -243,15 +247,17 @@ def with_a_choice_that_is_none(draw: random.Random, line: Line, types: dict) -> 
             ("backend", "torch,jax"),
             ("device", "cuda"),
             ("device", "cuda:99"),
-        ]
-        + [
             ("device", "cuda:-1"),
             ("device", "cpu:1"),
             ("device", "cpu:x"),
             ("device", "tpu"),
             ("device", "cuda:" + LONG),
+            ("mode", "jit"),
+            ("mode", "Eager"),
+            ("mode", "graph,eager"),
+            ("activation", "gelu"),
+            ("precision", "fp16"),
         ]
-        + [("mode", "jit"), ("mode", "Eager"), ("mode", "graph,eager"), ("activation", "gelu"), ("precision", "fp16")]
     )
     line.options[name] = written(draw, name, value)
     line.mutated(f"--{name} {value[:20]}", REFUSED)
@@ -318,7 +324,13 @@ def evaluate(draw: random.Random) -> Line:
         + [(text, verdict) for text, verdict in number if text != "0"],
         "backend": [("torch", HARMLESS), ("jax", HARMLESS), *((text, REFUSED) for text in NO_TEXTS if text != "None")],
         "device": [("cpu", HARMLESS), ("cuda", REFUSED), *((text, REFUSED) for text in NO_TEXTS if text != "None")],
-        "checkpoint": [("last", HARMLESS), ("best", HARMLESS), ("64", HARMLESS), ("000064", EITHER), ("６４", EITHER)]
+        "checkpoint": [
+            ("last", HARMLESS),
+            ("best", HARMLESS),
+            ("64", HARMLESS),
+            ("000064", EITHER),
+            ("\uff16\uff14", EITHER),
+        ]
         + [(text, REFUSED) for text in ("1", "-1", "first", "LAST", str(10**25), LONG, "../run", "x\ny", "²")],
         "foreign": [("x", REFUSED), ("--seeds=1", REFUSED), ("--episodes", REFUSED), ("-5", REFUSED)],
     }

@@ -155,18 +155,20 @@ def missing_part(draw: random.Random, d: Definition) -> Made:
     return f"no {name}", REFUSED
 
 
+FROZEN = "@dataclass(frozen=True)\nclass Params:\n    "
+WIND = "\n    wind: float = 0.1"
 WRONG_PARAMS = [
-    "@dataclass(frozen=True)\nclass Params:\n    mass: float\n    wind: float = 0.1",
-    "@dataclass\nclass Params:\n    mass: float = 1.0\n    wind: float = 0.1",
+    f"{FROZEN}mass: float{WIND}",
+    f"@dataclass\nclass Params:\n    mass: float = 1.0{WIND}",
     "class Params:\n    mass = 1.0\n    wind = 0.1",
     "Params = {'mass': 1.0, 'wind': 0.1}",
     "Params = None",
-    "@dataclass(frozen=True)\nclass Params:\n    mass: Any = field(default_factory=lambda: [1.0])\n    wind: float = 0.1",
-    "@dataclass(frozen=True)\nclass Params:\n    mass: Any = field(default_factory=lambda: np.ones(1))\n    wind: float = 0.1",
-    "@dataclass(frozen=True)\nclass Params:\n    mass: float = 1.0\n    wind: float = 0.1\n\n    def __post_init__(self):\n        RAISE",
-    "@dataclass(frozen=True)\nclass Params:\n    mass: Any = field(default_factory=lambda: 1 / 0)\n    wind: float = 0.1",
-    "@dataclass(frozen=True)\nclass Params:\n    mass: str = 'heavy'\n    wind: float = 0.1",
-    "@dataclass(frozen=True)\nclass Params:\n    mass: float = 1.0\n    wind: float = 0.1\n\n    def __hash__(self):\n        RAISE",
+    f"{FROZEN}mass: Any = field(default_factory=lambda: [1.0]){WIND}",
+    f"{FROZEN}mass: Any = field(default_factory=lambda: np.ones(1)){WIND}",
+    f"{FROZEN}mass: Any = field(default_factory=lambda: 1 / 0){WIND}",
+    f"{FROZEN}mass: float = 1.0{WIND}\n\n    def __post_init__(self):\n        RAISE",
+    f"{FROZEN}mass: float = 1.0{WIND}\n\n    def __hash__(self):\n        RAISE",
+    f"{FROZEN}mass: str = 'heavy'{WIND}",
 ]
 
 
@@ -184,9 +186,13 @@ WRONG_SPACES = {
         "Dict({})",
         "MultiDiscrete([2])",
         "Box(1, -1, shape=(2,), dtype=np.float32)",
-    ]
-    + ["Box(-1, 1, shape=(3,), dtype=np.float32)", "Box(0, 255, shape=(2,), dtype=np.uint8)", "Box", "'Box'"]
-    + ["Box(-1, 1, shape=(2,), dtype=np.float64)", "Box(-1, 1, shape=(), dtype=np.float32)"],
+        "Box(-1, 1, shape=(3,), dtype=np.float32)",
+        "Box(0, 255, shape=(2,), dtype=np.uint8)",
+        "Box",
+        "'Box'",
+        "Box(-1, 1, shape=(2,), dtype=np.float64)",
+        "Box(-1, 1, shape=(), dtype=np.float32)",
+    ],
     "action_space": [
         "None",
         "2",
@@ -194,9 +200,16 @@ WRONG_SPACES = {
         "MultiDiscrete([2, 2])",
         "MultiBinary(2)",
         "Box(0, 3, shape=(1,), dtype=np.int32)",
-    ]
-    + ["Discrete(0)", "Discrete(-2)", "Discrete(2.5)", "Discrete('2')", "Box(1, -1, shape=(1,), dtype=np.float32)"]
-    + ["Box(-1, 1, shape=(1,), dtype=np.uint8)", "Discrete", "[Discrete(2)]", "Box(0, 1, shape=(1,), dtype=bool)"],
+        "Discrete(0)",
+        "Discrete(-2)",
+        "Discrete(2.5)",
+        "Discrete('2')",
+        "Box(1, -1, shape=(1,), dtype=np.float32)",
+        "Box(-1, 1, shape=(1,), dtype=np.uint8)",
+        "Discrete",
+        "[Discrete(2)]",
+        "Box(0, 1, shape=(1,), dtype=bool)",
+    ],
 }
 
 
@@ -213,12 +226,11 @@ def other_space(draw: random.Random, d: Definition) -> Made:
             [
                 ("Box(-1, 1, shape=(1,), dtype=np.float64)", EITHER),
                 ("Box(-1, 1, shape=(3,), dtype=np.float32)", HARMLESS),
-            ]
-            + [
                 ("Box(-np.inf, np.inf, shape=(1,), dtype=np.float32)", EITHER),
                 ("Box(0, 0, shape=(1,), dtype=np.float32)", EITHER),
+                ("Box(-0.001, 0.001, shape=(1,), dtype=np.float32)", HARMLESS),
+                ("Box(np.nan, 1, shape=(1,))", EITHER),
             ]
-            + [("Box(-0.001, 0.001, shape=(1,), dtype=np.float32)", HARMLESS), ("Box(np.nan, 1, shape=(1,))", EITHER)]
         )
     else:
         value, verdict = draw.choice(
@@ -227,8 +239,9 @@ def other_space(draw: random.Random, d: Definition) -> Made:
                 ("Discrete(3, start=-1)", HARMLESS),
                 ("Discrete(2, start=5)", HARMLESS),
                 ("Discrete(50)", HARMLESS),
+                ("Discrete(np.int64(2))", HARMLESS),
+                ("Discrete(2, start=2**40)", EITHER),
             ]
-            + [("Discrete(np.int64(2))", HARMLESS), ("Discrete(2, start=2**40)", EITHER)]
         )
     d.parts["action_space"] = f"def action_space(p):\n    return {value}"
     return f"action_space {value}", verdict
@@ -481,25 +494,24 @@ def not_of_every_backend(draw: random.Random, d: Definition) -> Made:
     return f"{new} in {where}, {d.backend}", in_torch if d.backend == "torch" else in_jax
 
 
+# {} stands for an array.
 NOT_FINITE = [
     "float('nan')",
     "float('inf')",
     "-float('inf')",
     "1e39",
-    "float('nan') * x",
-    "xp.log(-1 - abs(x))",
-    "1 / (x - x)",
+    "{} * float('nan')",
+    "xp.log(-1 - abs({}))",
+    "1 / ({0} - {0})",
 ]
 
 
 def not_finite(draw: random.Random, d: Definition) -> Made:
     value = draw.choice(NOT_FINITE)
-    old, where = draw.choice(
-        [("1 - abs(x)", "step"), ("2 * u[:, 0] - 1", "reset"), ("s.v]", "observe"), ("s.x + 0.1 * v", "step")]
-    )
-    name = {"reset": "u[:, 0]", "observe": "s.x"}.get(where, "v")
-    new = f"xp.zeros_like({name}) + {value.replace('x)', name + ')').replace('* x', '* ' + name).replace('(x -', f'({name} -')}"
-    d.replace(where, old, new + "]" if old.endswith("]") else new)
+    places = [("1 - abs(x)", "step", "v"), ("s.x + 0.1 * v", "step", "v")]
+    places += [("2 * u[:, 0] - 1", "reset", "u[:, 0]"), ("s.v]", "observe", "s.v")]
+    old, where, array = draw.choice(places)
+    d.replace(where, old, f"xp.zeros_like({array}) + {value.format(array)}{']' if old.endswith(']') else ''}")
     return f"{value} in {where}", REFUSED
 
 

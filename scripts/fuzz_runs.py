@@ -118,8 +118,28 @@ def of_file(run: Run, name: str) -> str:
 # ---- any file
 
 NO_JSON = [b"", b"{", b"not json", b"\xff\xfe{}", b'{"agent": ', b"\0" * 100, b"<html>", b"'x'"]
-OTHER_JSON = [b"[]", b"3", b"null", b"true", b'"text"', b"{}", b"[{}]", b"NaN", b"1e400", b'{"agent": 1}', b'{"": {}}', b"[1, 2"]
-OTHER_JSON += [b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000, b'{"agent": "ppo", "env": []}', b"-Infinity", b'"\\ud800"']
+OTHER_JSON = [
+    b"[]",
+    b"3",
+    b"null",
+    b"true",
+    b'"text"',
+    b"{}",
+    b"[{}]",
+    b"NaN",
+    b"1e400",
+    b'{"agent": 1}',
+    b'{"": {}}',
+    b"[1, 2",
+]
+OTHER_JSON += [
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+    b"9" * 5000,
+    b'{"agent": "ppo", "env": []}',
+    b"-Infinity",
+    b'"\\ud800"',
+]
 
 
 def content(run: Run) -> Made:
@@ -127,17 +147,26 @@ def content(run: Run) -> Made:
     name = run.draw.choice([*run.files(), *READ[run.use], *READ[run.use]])
     path = run.folder / name
     whole = path.read_bytes()
-    kind = run.draw.choice(["truncated", "empty", "garbage", "text", "zeros", "longer", "a flipped bit", "another file"])
+    kind = run.draw.choice(
+        ["truncated", "empty", "garbage", "text", "zeros", "longer", "a flipped bit", "another file"]
+    )
     place = run.draw.randrange(len(whole)) if whole else 0
     if kind == "another file":
-        path.write_bytes((run.folder / run.draw.choice([n for n in run.files() if n not in (name, "lock")])).read_bytes())
+        path.write_bytes(
+            (run.folder / run.draw.choice([n for n in run.files() if n not in (name, "lock")])).read_bytes()
+        )
     elif kind == "a flipped bit" and whole:
         flipped = bytearray(whole)
         flipped[place] ^= 1 << run.draw.randrange(8)
         path.write_bytes(bytes(flipped))
     else:
         garbage = bytes(run.draw.randrange(256) for _ in range(1000))
-        contents = {"truncated": whole[:place], "garbage": garbage, "text": b"not what it was\n", "zeros": b"\0" * len(whole)}
+        contents = {
+            "truncated": whole[:place],
+            "garbage": garbage,
+            "text": b"not what it was\n",
+            "zeros": b"\0" * len(whole),
+        }
         path.write_bytes(contents.get(kind, whole + b"\0" if kind == "longer" else b""))
     if kind in ("a flipped bit", "longer", "truncated"):  # of a text, perhaps without a meaning
         verdict = of_file(run, name) if name.endswith(".safetensors") and place >= 8 + header_bytes(whole) else EITHER
@@ -203,7 +232,13 @@ WRONG_SETTINGS = {
 }
 # Evaluation may do without these; to go on, or to be compared, they must be what they were.
 CHANGED_SETTINGS = {"gamma": 0.5, "seed": 7, "mode": "eager", "eval_episodes": 3, "learning_rate": 1e-4, "num_envs": 4}
-CHANGED_SETTINGS |= {"device": "auto", "total_steps": 128, "keep_checkpoints": 7, "anneal_lr": False, "run_dir": "elsewhere"}
+CHANGED_SETTINGS |= {
+    "device": "auto",
+    "total_steps": 128,
+    "keep_checkpoints": 7,
+    "anneal_lr": False,
+    "run_dir": "elsewhere",
+}
 
 
 def edit(path: Path, **changes) -> None:
@@ -314,8 +349,20 @@ def policy_arrays(run: Run) -> Made:
 
 # ---- what belongs to nobody here
 
-FOREIGN = ["notes.txt", ".DS_Store", "metrics (copy).jsonl", "config.json.bak", "events.out.tfevents.1700000000.host.1.0"]
-FOREIGN += ["events.out.tfevents.backup", "events.out.tfevents.", "events.out.tfevents.-5", "plots/loss.png", "config.json~"]
+FOREIGN = [
+    "notes.txt",
+    ".DS_Store",
+    "metrics (copy).jsonl",
+    "config.json.bak",
+    "events.out.tfevents.1700000000.host.1.0",
+]
+FOREIGN += [
+    "events.out.tfevents.backup",
+    "events.out.tfevents.",
+    "events.out.tfevents.-5",
+    "plots/loss.png",
+    "config.json~",
+]
 FOREIGN += ["checkpoints/notes.txt", "checkpoints/.DS_Store", "checkpoints/best.safetensors", "policy.safetensors.old"]
 FOREIGN += [f"checkpoints/{64:012d} (copy).safetensors", "checkpoints/1.safetensors", "events.out.tfevents.٣"]
 FOREIGN += ["checkpoints/old/x.safetensors", "events.out.tfevents.000099.v2", "\udcff", "a\nb"]
@@ -341,8 +388,29 @@ def foreign_folder(run: Run) -> Made:
 
 # ---- metrics.jsonl
 
-ROWS = ["[]", "3", "null", '"x"', "{}", '{"step": "x"}', '{"step": null}', '{"step": [1]}', '{"step": true}', "{", "\0\0", "é"]
-ROWS += ['{"step": 1e400}', '{"step": NaN}', '{"step": -1}', "[" * 50_000, '{"step": ' + "9" * 5000 + "}", "", '{"steps": 8}']
+ROWS = [
+    "[]",
+    "3",
+    "null",
+    '"x"',
+    "{}",
+    '{"step": "x"}',
+    '{"step": null}',
+    '{"step": [1]}',
+    '{"step": true}',
+    "{",
+    "\0\0",
+    "é",
+]
+ROWS += [
+    '{"step": 1e400}',
+    '{"step": NaN}',
+    '{"step": -1}',
+    "[" * 50_000,
+    '{"step": ' + "9" * 5000 + "}",
+    "",
+    '{"steps": 8}',
+]
 
 
 def metrics_row(run: Run) -> Made:
@@ -351,7 +419,9 @@ def metrics_row(run: Run) -> Made:
     rows = path.read_text().splitlines()
     place = run.draw.randrange(len(rows))
     damaged = json.loads(rows[place])["step"]
-    rows[place] = rows[place][: run.draw.randrange(len(rows[place]))] if run.draw.random() < 0.3 else run.draw.choice(ROWS)
+    rows[place] = (
+        rows[place][: run.draw.randrange(len(rows[place]))] if run.draw.random() < 0.3 else run.draw.choice(ROWS)
+    )
     path.write_text("\n".join(rows) + "\n")
     if run.use == RESUME:
         run.checks.append(lambda: _lost_rows(run.folder, damaged))
@@ -375,7 +445,11 @@ def metrics_torn(run: Run) -> Made:
     path = run.folder / "metrics.jsonl"
     kind = run.draw.choice(["torn", "torn", "begun", "CRLF", "trailing blanks"])
     whole = path.read_bytes()
-    torn = {"torn": whole[: -run.draw.randrange(1, 30)], "begun": whole + b'{"step": 9', "CRLF": whole.replace(b"\n", b"\r\n")}
+    torn = {
+        "torn": whole[: -run.draw.randrange(1, 30)],
+        "begun": whole + b'{"step": 9',
+        "CRLF": whole.replace(b"\n", b"\r\n"),
+    }
     path.write_bytes(torn.get(kind, whole + b"\n\n  \n"))
     return f"metrics.jsonl: {kind}", HARMLESS
 
@@ -395,7 +469,9 @@ def environment(run: Run) -> Made:
         (run.folder.parent / "evil.py").write_text(run_code)
         edit(run.folder / "config.json", env=str(run.folder.parent / "evil.py"))
         return "config.json: env is another file", EITHER if run.use == SHOW else REFUSED
-    kind = run.draw.choice(["comment", "dynamics", "code", "gone", "directory", "FIFO", "no UTF-8", "newer", "loop", "spaces"])
+    kind = run.draw.choice(
+        ["comment", "dynamics", "code", "gone", "directory", "FIFO", "no UTF-8", "newer", "loop", "spaces"]
+    )
     text = path.read_text()
     if kind in ("gone", "directory", "FIFO", "loop"):
         path.unlink()
