@@ -1,4 +1,8 @@
-"""Running mean and variance on the device."""
+"""Running mean and variance on the device.
+
+The count of rows is float32. Once a batch is less than 2^-24 of it, it stays as it is, and each batch moves the moments
+by that share: the oldest are forgotten, slowly. Nothing overflows.
+"""
 
 from typing import NamedTuple
 

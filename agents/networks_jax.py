@@ -155,7 +155,10 @@ class Categorical(eqx.Module):
 
 
 class Gaussian(eqx.Module):
-    """Independent normals with mean [B, A] from the network and a standard deviation that is a parameter."""
+    """Independent normals with mean [B, A] from the network and a standard deviation that is a parameter.
+
+    Both are in the unit of the actions, in which the deviation begins at 1: bounds of about -1 and 1 suit it best.
+    """
 
     log_std: jax.Array  # [A]
     action_shape: tuple[int, ...] = eqx.field(static=True)

@@ -132,7 +132,10 @@ class Categorical(nn.Module):
 
 
 class Gaussian(nn.Module):
-    """Independent normals with mean [B, A] from the network and a standard deviation that is a parameter."""
+    """Independent normals with mean [B, A] from the network and a standard deviation that is a parameter.
+
+    Both are in the unit of the actions, in which the deviation begins at 1: bounds of about -1 and 1 suit it best.
+    """
 
     def __init__(self, action_shape: tuple[int, ...]):
         super().__init__()

@@ -17,7 +17,7 @@ from rlgraph.agents import replay_jax, replay_torch
 from rlgraph.environment import build
 from rlgraph.rollout.jax import collect, start
 from rlgraph.rollout.torch import Collector
-from rlgraph.train import config_class, trainer_class
+from rlgraph.train import config_class, metric_names, trainer_class
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "own_kernel_cache", "quick_interpreter")
 
@@ -66,7 +66,7 @@ def wide_defaults(backend):
 
 
 def make(agent, env, backend="torch", **changes):
-    config = dataclasses.replace(config_class(agent)(), backend=backend, **TINY, **changes)
+    config = dataclasses.replace(config_class(agent)(), **{"backend": backend, **TINY, **changes})
     return trainer_class(agent, backend)(config, env)
 
 
@@ -155,6 +155,25 @@ def test_a_run_is_the_same_to_the_last_bit_whatever_the_defaults(name, backend):
         assert {name: x.dtype for name, x in state.items()} == {name: x.dtype for name, x in other_state.items()}
         for name, x in state.items():
             np.testing.assert_array_equal(x, other_state[name], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("agent", "backend", "changes"),
+    [
+        ("dqn", "torch", OFF_POLICY),
+        ("pqn", "torch", ON_POLICY),
+        ("pqn", "jax", ON_POLICY),
+        ("ppo", "torch", ON_POLICY),
+        ("sac", "torch", OFF_POLICY),
+    ],
+)
+def test_a_learning_rate_of_a_whole_number_anneals_as_any_other(agent, backend, changes):
+    env = rlgraph.make("Pendulum-v1" if agent == "sac" else "CartPole-v1")
+    runs = (make(agent, env, backend, **changes, total_steps=160, learning_rate=one) for one in (1, 1.0))
+    whole, real = ([run.iterate().get()[0] for _ in range(3)] for run in runs)
+    np.testing.assert_array_equal(whole, real)
+    rates = np.array(whole)[:, metric_names(agent).index("learning_rate")]
+    np.testing.assert_allclose(rates, [1, 0.9, 0.8], rtol=1e-6)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

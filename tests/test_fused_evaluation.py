@@ -45,13 +45,13 @@ def drawn_as(evaluation):
     steps = itertools.count(evaluation.counter.item() - 1 - env.max_episode_steps)
     numbers = itertools.chain([env.reset_draws], itertools.repeat(env.definition.STEP_DRAWS))
 
-    def rand(*shape, generator, device):
+    def rand(shape, generator, dtype, device):
         step, number, array = next(steps), next(numbers), np.zeros(shape, np.float32)
         assert shape[0] == B
         for group, start in enumerate(range(0, number, 5)):
             five = uniforms(key, np.arange(B), step, group)[: number - start]
             array[:, start : start + len(five)] = np.stack(five, axis=1)
-        return torch.tensor(array, device=device)
+        return torch.tensor(array, dtype=dtype, device=device)
 
     return rand
 

@@ -61,6 +61,20 @@ class Odd(Diagnostic):
         return xp.astype(xp.stack(rows, axis=1), xp.uint8)
 
 
+class Far(Diagnostic):
+    """One of its observations is infinite, which tanh takes."""
+
+    steps = 2
+
+    @staticmethod
+    def reward(xp, s, action):
+        return s.x
+
+    @staticmethod
+    def observe(xp, s, p):
+        return xp.stack([s.x * np.inf, s.t], axis=-1)
+
+
 # Hidden layers, activation and B; five environments do not fill a block of the kernel. CartPole has its own test.
 CASES = {
     "Acrobot-v1": ((24, 40), "tanh", 16),
@@ -144,6 +158,13 @@ def check_kernel(env, hidden, activation, B, critic=False):
 @pytest.mark.parametrize("id", CASES)
 def test_the_kernel_gives_what_the_scan_gives(id):
     check_kernel(rlgraph.make(id, max_episode_steps=4), *CASES[id])
+
+
+@pytest.mark.usefixtures("given_draws")
+def test_an_infinite_observation_stays_out_of_the_padding_of_a_layer():
+    rollout = check_kernel(build(Far), (8,), "tanh", 5)
+    assert np.isinf(rollout.obs).any()
+    assert np.isfinite(rollout.log_prob_TB).all()
 
 
 def test_the_kernel_gives_what_the_scan_gives_from_one_key():

@@ -5,7 +5,6 @@ that it meets, and then knows them: that is most of what these tests take.
 """
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from agent_tools import (
@@ -21,6 +20,7 @@ from diagnostics import TwoSteps
 from gymnasium.spaces import Box
 
 from rlgraph.agents import AGENTS
+from rlgraph.agents.count_jax import Count
 from rlgraph.agents.dqn import DQNConfig
 from rlgraph.agents.ppo import PPOConfig
 from rlgraph.agents.pqn import PQNConfig
@@ -54,7 +54,7 @@ def one_iteration(name, mode, **changes):
     env = build(Continuous if name == "sac" else TwoSteps)
     agent = make(name, CONFIGS[name], "jax", env, mode=mode, **changes)
     if name == "sac":  # which acts at random in its first
-        agent.state = agent.state._replace(iteration=jax.device_put(jnp.float32(1), agent.device))
+        agent.state = agent.state._replace(iteration=jax.device_put(Count.of(1), agent.device))
     metrics, after = run(agent, 1)
     learned = {"dqn": "updates", "ppo": "updates", "pqn": "grad_norm", "sac": "updates"}[name]
     assert metrics[0, metrics_of(agent).index(learned)] > 0

@@ -26,6 +26,7 @@ from rlgraph.fused import library
 
 
 '''
+MOST_ENVS = 2**30  # side by side
 # Environments a program, and warps.
 CONFIGS = ((16, 1), (16, 2), (16, 4), (32, 1), (64, 4), (128, 4))
 
@@ -43,6 +44,12 @@ def check_device(device: torch.device) -> None:
         raise UsageError("mode fused needs the package triton, which torch for NVIDIA GPUs brings; use another mode")
     if device.type != "cuda" and not interpreted():
         raise UsageError("mode fused needs an NVIDIA GPU; use another (or set TRITON_INTERPRET=1: slow, in Python)")
+
+
+def check_number(num_envs: int) -> None:
+    """Raises UsageError for more environments than a kernel's 32-bit numbers tell apart, three totals of each."""
+    if num_envs > MOST_ENVS:
+        raise UsageError(f"mode fused steps up to 2**30 environments, not {num_envs}; use mode graph")
 
 
 def on(device: torch.device) -> contextlib.AbstractContextManager:

@@ -45,7 +45,8 @@ class FusedCollector:
     every call, and its results are overwritten by the next.
 
     Raises:
-        UsageError: the environment (a TraceError, which names the line) or the policy has no form inside a kernel.
+        UsageError: the environment (a TraceError, which names the line) or the policy has no form inside a kernel; or
+            there are more environments than a kernel counts.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class FusedCollector:
         precision: str,
     ):
         build.check_device(generator.device)
+        build.check_number(num_envs)
         self.env, self.policy = env, policy
         self.num_envs, self.num_steps = num_envs, num_steps
         self.generator, self.device = generator, generator.device
@@ -179,11 +181,13 @@ class FusedSteps:
         autoreset: as for `Environment.step`.
 
     Raises:
-        UsageError: the environment has no form inside a kernel (a TraceError, which names the line).
+        UsageError: the environment has no form inside a kernel (a TraceError, which names the line), or there are more
+            of it than a kernel counts.
     """
 
     def __init__(self, env: Environment, carry: Carry, out_of_range, generator: torch.Generator, autoreset: str):
         build.check_device(generator.device)
+        build.check_number(len(carry.done_B))
         self.env, self.carry, self.out_of_range, self.generator = env, carry, out_of_range, generator
         self.device = generator.device
         self._discrete = isinstance(env.action_space, gymnasium.spaces.Discrete)

@@ -173,6 +173,7 @@ class _Plan:
     env: Environment
     shapes: dict[str, tuple[tuple[int, ...], Any]]  # beyond the batch axis, and dtype, of what is carried
     num_steps: int
+    width: int  # of the actor's first layer, without padding
     outputs: int  # A
     activation: str
     precision: str | None  # None: as given, by XLA
@@ -185,7 +186,8 @@ class _Plan:
 def _plan(env: Environment, policy: Policy, collector: Collector, num_steps: int, precision: str | None) -> _Plan:
     shapes = {name: (x.shape[1:], x.dtype) for name, x in _carried(collector).items()}
     outputs = policy.actor[-1].bias.shape[0]
-    return _Plan(env, shapes, num_steps, outputs, policy.activation, precision)
+    width = policy.actor[0].bias.shape[0]
+    return _Plan(env, shapes, num_steps, width, outputs, policy.activation, precision)
 
 
 def _carried(collector: Collector) -> dict[str, jax.Array]:
@@ -399,6 +401,8 @@ def _actor(plan: _Plan, weights: _Weights, obs: list) -> list:
     activation = _activation(plan)
     # D is too small for a matrix product: one outer product an entry.
     h = sum(entry[:, None] * row[None, :] for entry, row in zip(x, weights.first))
+    if h.shape[1] > plan.width:  # an infinite observation times a weight of padding is NaN
+        h = jnp.where(jax.lax.broadcasted_iota(jnp.int32, h.shape, 1) < plan.width, h, 0.0)
     h = activation(h + weights.biases[0][None, :])
     for weight, bias in zip(weights.between, weights.biases[1:]):
         h = activation(_product(h, weight, plan.precision) + bias[None, :])

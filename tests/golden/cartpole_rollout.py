@@ -252,7 +252,7 @@ def values(
     first = tl.program_id(1) * STEPS
     steps = tl.minimum(STEPS, T + 1 - first)
     row = first.to(tl.int64) * B + env  # of step t: t * B + env
-    ended_ptr += first.to(tl.int64) * B + tl.program_id(0) * BLOCK * steps
+    ended_ptr += first.to(tl.int64) * B + tl.program_id(0).to(tl.int64) * BLOCK * steps
     count = 0
     for t in range(first, first + steps):
         # What step t begins with is what step t - 1 led to, but where an episode ended.
