@@ -10,7 +10,7 @@ import operator
 import os
 from typing import Any
 
-from rlgraph.errors import UsageError
+from rlgraph.errors import UsageError, shown
 
 
 def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
@@ -43,7 +43,8 @@ def real(name: str, value: Any) -> float:
         # numpy's texts have an __array__, and every text that holds digits has a float().
         arrays = hasattr(value, "__array__") and not isinstance(value, str)
         is_number = isinstance(value, numbers.Real) or arrays
-        number = float(value) if is_number and not _is_bool(value) else None
+        plain = value.item() if arrays else value  # without torch's warning about a gradient
+        number = float(plain) if is_number and not _is_bool(value) else None
     except Exception:  # OverflowError, or whatever a foreign object raises
         number = None
     if number is None:
@@ -66,23 +67,22 @@ def text(name: str, value: Any) -> str:
     """A text as it is, and a path as text.
 
     Raises:
-        UsageError: `value` is neither, or holds a NUL character, which the system takes in no path.
+        UsageError: `value` is neither, or holds what the system takes in no path: a NUL, or half a surrogate pair.
     """
-    found = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
-    if isinstance(found, str) and "\0" in found:
-        raise UsageError(f"{name} must be without NUL characters, but is {shown(value)}")
+    found = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if isinstance(found, str) and ("\0" in found or not _is_encodable(found)):
+        raise UsageError(f"{name} must be without NUL and lone surrogates, but is {shown(value)}")
     if not isinstance(found, str):
         raise UsageError(f"{name} must be a text, but is {shown(value)}")
     return str(found)
 
 
-def shown(value: Any) -> str:
-    """A value in an error: in one line, and not longer than one can read."""
+def _is_encodable(text: str) -> bool:
     try:
-        words = " ".join(repr(value).split())
-    except Exception:  # an int of 5,000 digits, say, which Python refuses to write
-        words = f"a {type(value).__name__}"
-    return words if len(words) <= 80 else words[:77] + "..."
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_bool(value: Any) -> bool:

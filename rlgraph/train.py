@@ -130,9 +130,9 @@ def train(agent: str, config: TrainConfig, progress: Callable[[int, int, dict], 
     if config.env.endswith(".py"):  # in full, so that the run can be evaluated from any folder
         config = dataclasses.replace(config, env=str(Path(config.env).resolve()))
     trainer_class(agent, config.backend)  # imported before there is a folder, so that a wrong name leaves none
-    folder = new_folder(agent, config)
+    folder, made = new_folder(agent, config)
     with named_in_errors(folder), locked(folder):
-        with removed_on_error(folder):
+        with removed_on_error(folder, made):
             write_config(folder, agent, config)  # first of all: a run that is killed from here on can go on
             run = _Run(folder, agent, config, env)
         return run.to_the_end(progress)
