@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rlgraph.agents.replay import num_rows
 from rlgraph.config import TrainConfig, check_network
 from rlgraph.errors import UsageError
-from rlgraph.fields import check_counts, check_positive, check_unit_interval
+from rlgraph.fields import check_counts, check_positive, check_product, check_unit_interval
 
 # What one iteration reports, in this order, in one vector on the device. The first three are means over the
 # iteration's updates, 0 before the first one; the last three are sums over the episodes that ended in it.
@@ -74,6 +74,7 @@ class DQNConfig(TrainConfig):
         super().__post_init__()
         names = ("num_updates", "minibatch_size", "replay_capacity", "learning_starts", "n_step", "target_period")
         check_counts(self, names)
+        check_product(self, "num_updates", "minibatch_size")
         check_unit_interval(self, ("gamma", "epsilon_start", "epsilon_end", "exploration_fraction", "target_tau"))
         check_positive(self, ("learning_rate", "exploration_fraction", "target_tau", "max_grad_norm"))
         check_network(self)

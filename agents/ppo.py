@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rlgraph.config import TrainConfig, check_minibatches, check_network
 from rlgraph.errors import UsageError
-from rlgraph.fields import check_counts, check_not_negative, check_positive, check_unit_interval
+from rlgraph.fields import check_counts, check_not_negative, check_positive, check_product, check_unit_interval
 
 # What one iteration reports, in this order, in one vector on the device. Means over the iteration's minibatches,
 # but for the last three, which are sums over the episodes that ended in it.
@@ -69,6 +69,7 @@ class PPOConfig(TrainConfig):
     def __post_init__(self):
         super().__post_init__()
         check_counts(self, ("num_epochs", "num_minibatches"))
+        check_product(self, "num_epochs", "num_envs", "num_steps")
         check_minibatches(self)
         if self.normalize_advantage and self.batch_size // self.num_minibatches < 2:
             raise UsageError(

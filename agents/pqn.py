@@ -7,7 +7,7 @@ stable through layer normalisation and lambda-returns, without a replay buffer a
 from dataclasses import dataclass
 
 from rlgraph.config import TrainConfig, check_minibatches, check_network
-from rlgraph.fields import check_counts, check_positive, check_unit_interval
+from rlgraph.fields import check_counts, check_positive, check_product, check_unit_interval
 
 # What one iteration reports, in this order, in one vector on the device. The first three are means over the
 # iteration's minibatches, the last three sums over the episodes that ended in it.
@@ -57,6 +57,7 @@ class PQNConfig(TrainConfig):
     def __post_init__(self):
         super().__post_init__()
         check_counts(self, ("num_epochs", "num_minibatches"))
+        check_product(self, "num_epochs", "num_envs", "num_steps")
         check_minibatches(self)
         check_unit_interval(self, ("gamma", "q_lambda", "epsilon_start", "epsilon_end", "exploration_fraction"))
         check_positive(self, ("learning_rate", "exploration_fraction", "max_grad_norm"))

@@ -12,7 +12,7 @@ from rlgraph.agents.replay import num_rows
 from rlgraph.config import TrainConfig, check_network
 from rlgraph.environment import Environment
 from rlgraph.errors import UsageError
-from rlgraph.fields import check_counts, check_positive, check_unit_interval
+from rlgraph.fields import check_counts, check_positive, check_product, check_unit_interval
 
 # What one iteration reports, in this order, in one vector on the device. Means over the iteration's updates, whether
 # taken or not, up to the temperature; the last three are sums over the episodes that ended in it.
@@ -66,6 +66,7 @@ class SACConfig(TrainConfig):
     def __post_init__(self):
         super().__post_init__()
         check_counts(self, ("num_updates", "minibatch_size", "replay_capacity", "learning_starts"))
+        check_product(self, "num_updates", "minibatch_size")
         check_unit_interval(self, ("gamma", "target_tau", "noise_correlation"))
         check_positive(self, ("learning_rate", "target_tau"))
         check_network(self)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from rlgraph.errors import UsageError, cut, unknown
+from rlgraph.errors import UsageError, shown, unknown
 
 
 def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
@@ -44,7 +44,8 @@ def real(name: str, value: Any) -> float:
         # numpy's texts have an __array__, and every text that holds digits has a float().
         arrays = hasattr(value, "__array__") and not isinstance(value, str)
         is_number = isinstance(value, numbers.Real) or arrays
-        number = float(value) if is_number and not _is_bool(value) else None
+        plain = value.item() if arrays else value  # without torch's warning about a gradient
+        number = float(plain) if is_number and not _is_bool(value) else None
     except Exception:  # OverflowError, or whatever a foreign object raises
         number = None
     if number is None:
@@ -67,14 +68,14 @@ def text(name: str, value: Any) -> str:
     """A text as it is, and a path as text.
 
     Raises:
-        UsageError: `value` is neither, or holds a NUL character, which the system takes in no path.
+        UsageError: `value` is neither, or holds what the system takes in no path: a NUL, or half a surrogate pair.
     """
     try:
         found = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     except Exception:  # whatever a foreign object raises, it is no path
         found = None
-    if isinstance(found, str) and "\0" in found:
-        raise UsageError(f"{name} must be without NUL characters, but is {shown(value)}")
+    if isinstance(found, str) and ("\0" in found or not _is_encodable(found)):
+        raise UsageError(f"{name} must be without NUL and lone surrogates, but is {shown(value)}")
     if not isinstance(found, str):
         raise UsageError(f"{name} must be a text, but is {shown(value)}")
     return str(found)
@@ -92,13 +93,12 @@ def choice(kind: str, value: Any, known: Iterable[str]) -> str:
     raise unknown(kind, value if isinstance(value, str) else shown(value), known)
 
 
-def shown(value: Any) -> str:
-    """A value in an error: in one line, and not longer than one can read."""
+def _is_encodable(text: str) -> bool:
     try:
-        words = " ".join(repr(value).split())
-    except Exception:  # an int of 5,000 digits, say, which Python refuses to write
-        words = f"a {type(value).__name__}"
-    return cut(words)
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_bool(value: Any) -> bool:

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from rlgraph.arguments import integer, real, shown
+from rlgraph.arguments import integer, real
 from rlgraph.arrays_file import read_arrays, read_header, write_arrays
 from rlgraph.config import TrainConfig
-from rlgraph.errors import UsageError
+from rlgraph.errors import UsageError, shown
 from rlgraph.files import DamagedError, cannot_read, is_there, say, sync_folder, write_atomically
 
 FOLDER = "checkpoints"  # in a run's

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import warnings
+from collections.abc import Callable, Sequence
 
 from rlgraph.agents import AGENTS
 from rlgraph.errors import (
@@ -44,43 +45,76 @@ def main(argv: list[str] | None = None) -> int:
         A stream that the caller has closed is taken for /dev/null: the code is that of the work.
     """
     _open_closed_streams()
-    if argv is None:
-        sys.unraisablehook = _interrupt_again
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # not every terminal can show a frame or ±
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *where: _say(str(message))
-        code = _run(sys.argv[1:] if argv is None else argv, is_program=argv is None)
+        code = _run_program() if argv is None else _run(argv)
     lost = [_thrown_away(stream) for stream in (sys.stdout, sys.stderr)]
     return code or int(any(lost))
 
 
-def _run(words: list[str], is_program: bool) -> int:
-    """Run a command; whatever ends it is said in a line. Returns the exit code."""
+def _run_program() -> int:
+    """Run the command line of this process, which Ctrl-C ends whatever becomes of it."""
+    pressed = []
+
+    def interrupt(signum, frame):
+        pressed.append(signum)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where the shell has Ctrl-C ignored
+        signal.signal(signal.SIGINT, interrupt)
+    sys.unraisablehook = _interrupt_again
+    return _run(sys.argv[1:], pressed, end=_end_at_once)
+
+
+def _end_at_once(code: int) -> None:
+    """Without Python's own clearing up, which fails where Ctrl-C left torch or JAX loaded by half."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one has nothing to interrupt
+    for stream in (sys.stdout, sys.stderr):
+        _thrown_away(stream)
+    os._exit(code)
+
+
+def _run(words: list[str], pressed: Sequence[int] = (), end: Callable[[int], None] = lambda code: None) -> int:
+    """Run a command; whatever ends it is said in a line. Returns the exit code.
+
+    Args:
+        words: of the command line.
+        pressed: signals of Ctrl-C: a library that is interrupted while it loads may raise anything.
+        end: called with the exit code after Ctrl-C, while all that was loaded is still there.
+    """
     try:
         code = _dispatch(words)
         sys.stdout.flush()  # here, where a failure to write is still caught
-    except UsageError as error:
-        return _complain(str(error), 2)
-    except (CaptureError, GraphError, NonFiniteError, OutOfMemoryError) as error:
-        return _complain(str(error), 1)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return _complain("out of memory", 1)
-    except BrokenPipeError:  # the reader, such as `| head`, has what it wanted
-        return 1
-    except OSError as error:
-        name = error.filename or ("stdout" if _thrown_away(sys.stdout) else "a file")
-        return _complain(f"cannot write or read {name}: {error.strerror or error}", 1)
-    except SystemExit as stop:  # none of rlgraph's own
-        return _complain(f"code of an environment or agent called sys.exit({stop.code!r})", 1)
-    except KeyboardInterrupt as interrupt:
-        if is_program:  # it ends here: another Ctrl-C would only interrupt Python's own clearing up
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        return _complain(str(interrupt) or "interrupted", INTERRUPTED)
+    except BaseException as error:
+        interrupt = error if isinstance(error, KeyboardInterrupt) or not pressed else KeyboardInterrupt()
+        code = _code_of(interrupt)
+        if isinstance(interrupt, KeyboardInterrupt):
+            end(code)
     return code
+
+
+def _code_of(error: BaseException) -> int:
+    """Say in a line what ended a command, and give the exit code. What no user can have caused is raised again."""
+    match error:
+        case UsageError():
+            return _complain(str(error), 2)
+        case CaptureError() | GraphError() | NonFiniteError() | OutOfMemoryError():
+            return _complain(str(error), 1)
+        case BrokenPipeError():  # the reader, such as `| head`, has what it wanted
+            return 1
+        case OSError():
+            where = error.filename or "stdout or a file"
+            return _complain(f"cannot write or read {where}: {error.strerror or error}", 1)
+        case SystemExit():  # none of rlgraph's own
+            return _complain(f"an environment's or other imported code called sys.exit({error.code!r})", 1)
+        case KeyboardInterrupt():
+            return _complain(str(error) or "interrupted", INTERRUPTED)
+    if is_out_of_memory(error):
+        return _complain("out of memory", 1)
+    raise error
 
 
 def _complain(message: str, code: int) -> int:
@@ -116,7 +150,7 @@ def _open_closed_streams() -> None:
 
 
 def _thrown_away(stream) -> bool:
-    """Whether what is left for a stream cannot be written. It goes, or Python would fail over it at its end."""
+    """Write what is left for a stream. Whether that cannot be done: it goes then, or Python would fail over it."""
     try:
         stream.flush()
     except OSError:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from rlgraph.agents import AGENTS
 from rlgraph.config import check_episodes, check_seed
-from rlgraph.errors import INTERRUPTED, CaptureError, UsageError
+from rlgraph.errors import INTERRUPTED, CaptureError, UsageError, shown
 from rlgraph.fields import convert_fields
 from rlgraph.options import advice_on_memory, parse, sizes_to_lower, values
 from rlgraph.registry import ENVIRONMENTS, make
@@ -55,6 +55,8 @@ def train_command(argv: list[str]) -> int:
 
 def _run_to_resume(argv: list[str]) -> str:
     runs = values(argv, "--resume")
+    if runs == [""]:
+        raise UsageError("name a run folder after `rlgraph train --resume`")
     if len(runs) != 1 or len(argv) > 2 or not argv[0].startswith("--resume"):
         raise UsageError(
             "`rlgraph train --resume RUN` takes a run folder and nothing else: the rest is in its config.json"
@@ -146,6 +148,9 @@ class EvalOptions:
 
     def __post_init__(self):
         convert_fields(self)
+        for name in ("run", "backend", "checkpoint"):
+            if getattr(self, name) == "":
+                raise UsageError(f"{name} is empty: give it a value, or leave it out")
         if self.episodes is not None:
             check_episodes("episodes", self.episodes)
         if self.seed is not None:
@@ -180,7 +185,7 @@ def envs_command(argv: list[str]) -> int:
         print("usage: rlgraph envs\n\nList the environments. It has no options.")
         return 0
     if argv:
-        raise UsageError(f"`rlgraph envs` takes no arguments, got {argv[0]!r}")
+        raise UsageError(f"`rlgraph envs` takes no arguments, got {shown(argv[0])}")
     rows = [_describe_env(id) for id in ENVIRONMENTS]
     table = Table(*rows[0], box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for row in rows:

@@ -1,17 +1,18 @@
 """What every training run is told, whatever the agent. Each agent's config adds its own fields."""
 
+import itertools
 from dataclasses import dataclass
 
 import gymnasium
 
-from rlgraph.arguments import shown
 from rlgraph.devices import device_name
 from rlgraph.environment import Environment
-from rlgraph.errors import UsageError
-from rlgraph.fields import MOST, check_counts, check_not_negative, convert_fields
+from rlgraph.errors import UsageError, shown
+from rlgraph.fields import MOST, check_counts, check_not_negative, check_product, convert_fields
 from rlgraph.precision import PRECISIONS
 
 MOST_STEPS = 2**62  # of a run: rounded up to whole launches, they still fit into 64 bits
+MOST_WIDTH = 2**20  # of a layer: of any batch, its outputs have a size in bytes
 MOST_EPISODES = 2**20  # of an evaluation
 SEEDS = 2**32  # seeds are in [0, SEEDS): what both backends tell apart
 
@@ -73,8 +74,7 @@ class TrainConfig:
         check_counts(self, ("total_steps",), most=MOST_STEPS)
         check_episodes("eval_episodes", self.eval_episodes)
         check_not_negative(self, ("checkpoint_seconds",))
-        if self.batch_size > MOST:
-            raise UsageError(f"num_envs * num_steps must be at most {MOST}, but is {self.batch_size}")
+        check_product(self, "num_envs", "num_steps")
 
     @property
     def batch_size(self) -> int:
@@ -108,10 +108,13 @@ def check_minibatches(config: TrainConfig) -> None:
 
 def check_network(config: TrainConfig) -> None:
     """The fields hidden, activation and precision."""
-    if not config.hidden or min(config.hidden) < 1 or max(config.hidden) > MOST:
+    if not config.hidden or min(config.hidden) < 1 or max(config.hidden) > MOST_WIDTH:
         raise UsageError(
-            f"hidden must name at least one layer, each of width 1 to {MOST}, but is {shown(config.hidden)}"
+            f"hidden must name at least one layer, each of width 1 to {MOST_WIDTH}, but is {shown(config.hidden)}"
         )
+    for before, after in itertools.pairwise(config.hidden):
+        if before * after > MOST:
+            raise UsageError(f"hidden must have at most {MOST} weights between two layers, but has {before} * {after}")
     for name, known in (("activation", ("tanh", "relu", "silu")), ("precision", PRECISIONS)):
         if getattr(config, name) not in known:
             raise UsageError(f"{name} must be one of {', '.join(known)}, but is {shown(getattr(config, name))}")

@@ -6,8 +6,7 @@ import re
 import sys
 from typing import Any
 
-from rlgraph.arguments import shown
-from rlgraph.errors import UsageError, unknown
+from rlgraph.errors import UsageError, shown, unknown
 
 KNOWN = ("auto", "cpu", "cuda", "cuda:0", "gpu")  # examples, for errors
 

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 INTERRUPTED = 130  # the shell's code for a program ended by Ctrl-C
 
@@ -48,6 +49,15 @@ def cut(words: str) -> str:
     return words if len(words) <= 80 else f"{words[:77]}..."
 
 
+def shown(value: Any) -> str:
+    """A value in an error: in one line, and not longer than one can read."""
+    try:
+        words = " ".join(repr(value).split())
+    except Exception:  # an int of 5,000 digits, say, which Python refuses to write
+        words = f"a {type(value).__name__}"
+    return cut(words)
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """An error for a name that is not in `known`, with the nearest known name in it.
 
@@ -57,4 +67,4 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     folded = {k.casefold(): k for k in known}
     near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.5)
     hint = f"did you mean {folded[near[0]]!r}?" if near else f"known: {', '.join(sorted(known))}"
-    return UsageError(f"unknown {kind} {cut(name)!r}; {hint}")
+    return UsageError(f"unknown {kind} {shown(name)}; {hint}")

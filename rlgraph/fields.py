@@ -4,13 +4,14 @@ Every complaint is a UsageError of one line that names the field.
 """
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rlgraph.arguments import integer, real, shown, text, truth
-from rlgraph.errors import UsageError, unknown
+from rlgraph.arguments import integer, real, text, truth
+from rlgraph.errors import UsageError, shown, unknown
 
 MOST = 2**31 - 1  # of anything that is counted, or numbered on the device: JAX's integers there have 32 bits
 FLOAT32_LEAST, FLOAT32_MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # below the least, a device may compute with 0
@@ -70,6 +71,13 @@ def check_counts(options: Any, names: Iterable[str], least: int = 1, most: int =
             raise UsageError(f"{name} must be at least {least}, but is {shown(value)}")
         if value > most:
             raise UsageError(f"{name} must be at most {most}, but is {shown(value)}")
+
+
+def check_product(options: Any, *names: str) -> None:
+    """Of counts of what is numbered on the device together."""
+    product = math.prod(getattr(options, name) for name in names)
+    if product > MOST:
+        raise UsageError(f"{' * '.join(names)} must be at most {MOST}, but is {product}")
 
 
 def check_positive(options: Any, names: Iterable[str]) -> None:

@@ -13,9 +13,8 @@ from types import ModuleType
 from typing import Any
 
 import rlgraph
-from rlgraph.arguments import shown
 from rlgraph.config import TrainConfig
-from rlgraph.errors import UsageError
+from rlgraph.errors import UsageError, shown
 from rlgraph.files import cannot_read, is_there
 from rlgraph.registry import source_files
 

@@ -10,8 +10,7 @@ import typing
 
 import tyro
 
-from rlgraph.arguments import shown
-from rlgraph.errors import HelpPrinted, OutOfMemoryError, UsageError, is_out_of_memory, unknown
+from rlgraph.errors import HelpPrinted, OutOfMemoryError, UsageError, is_out_of_memory, shown, unknown
 
 # Those that memory depends on, in the order in which one would lower them.
 SIZES = ("num_envs", "num_steps", "replay_capacity", "minibatch_size", "hidden", "episodes", "eval_episodes")
@@ -119,8 +118,8 @@ def _unknown_option(word: str, argv: list[str], cls: type, prog: str) -> UsageEr
     negated = [name.replace("--", "--no-", 1) for name in flags]
     for yes, no in zip(flags, negated):
         if word in values(argv, yes) + values(argv, no):
-            return UsageError(f"option {yes} takes no value, got {word!r}: write {yes} or {no}")
+            return UsageError(f"option {yes} takes no value, got {shown(word)}: write {yes} or {no}")
     if not word.startswith("-"):
-        return UsageError(f"unexpected argument {word!r}; see {prog} --help")
+        return UsageError(f"unexpected argument {shown(word)}; see {prog} --help")
     near = difflib.get_close_matches(word.split("=")[0].replace("_", "-"), names + negated, n=1, cutoff=0.5)
-    return UsageError(f"unknown option {word!r}; {f'did you mean {near[0]}?' if near else f'see {prog} --help'}")
+    return UsageError(f"unknown option {shown(word)}; {f'did you mean {near[0]}?' if near else f'see {prog} --help'}")

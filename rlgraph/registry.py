@@ -6,11 +6,11 @@ import stat
 from pathlib import Path
 from types import ModuleType
 
-from rlgraph.arguments import choice, integer, shown, text
+from rlgraph.arguments import choice, integer, text
 from rlgraph.definition.files import source_files
 from rlgraph.definition.modules import load
 from rlgraph.environment import Environment, build
-from rlgraph.errors import UsageError
+from rlgraph.errors import UsageError, shown
 
 __all__ = ["ENVIRONMENTS", "make", "register", "source_files"]
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from rlgraph.arguments import shown, text
+from rlgraph.arguments import text
 from rlgraph.config import TrainConfig
-from rlgraph.errors import UsageError, first_line, unknown
+from rlgraph.errors import UsageError, first_line, shown, unknown
 from rlgraph.files import DamagedError, is_there, read_object, write_atomically
 from rlgraph.identity import Sources
 
@@ -29,36 +29,55 @@ UNBEGUN = {LOCK, CONFIG + ".part"}  # what a process may leave that was killed b
 # ---- the folder
 
 
-def new_folder(agent: str, config: TrainConfig) -> Path:
-    """A folder of its own for every run: an existing run is never written over."""
+def new_folder(agent: str, config: TrainConfig) -> tuple[Path, list[Path]]:
+    """A folder of its own for every run: an existing run is never written over.
+
+    Returns:
+        The folder; and those that were made for it, itself the first, if it was not there.
+    """
     try:
         return _named_folder(Path(config.run_dir)) if config.run_dir else _dated_folder(agent, config)
-    except (NotADirectoryError, FileExistsError, PermissionError) as error:
+    except OSError as error:
         raise UsageError(
             f"cannot make a run folder {error.filename!r}: {error.strerror}; name one by --run-dir"
         ) from error
 
 
-def _named_folder(folder: Path) -> Path:
+def _named_folder(folder: Path) -> tuple[Path, list[Path]]:
     if folder.exists() and (not folder.is_dir() or any(path.name not in UNBEGUN for path in folder.iterdir())):
         raise UsageError(f"run_dir {str(folder)!r} exists and is not empty; name another folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    made = _make(folder)
     if not os.access(folder, os.W_OK):
         raise UsageError(f"run_dir {str(folder)!r} cannot be written to; name another folder")
-    return folder
+    return folder, made
 
 
-def _dated_folder(agent: str, config: TrainConfig) -> Path:
-    runs = Path("runs")
-    runs.mkdir(exist_ok=True)
+def _dated_folder(agent: str, config: TrainConfig) -> tuple[Path, list[Path]]:
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     name = f"{agent}-{Path(config.env).stem}-{config.backend}-seed{config.seed}-{stamp}"
     for i in range(1000):
-        folder = runs / (f"{name}-{i}" if i else name)
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir()
-            return folder
+        folder = Path("runs", f"{name}-{i}" if i else name)
+        if not folder.exists():
+            with contextlib.suppress(FileExistsError):  # of another process, meanwhile
+                return folder, _make(folder, exist_ok=False)
     raise UsageError(f"no free name for a run like runs/{name}; name one with --run-dir")
+
+
+def _make(folder: Path, exist_ok: bool = True) -> list[Path]:
+    """Make a folder and those that it is in. Returns those that were not there, the innermost first."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=exist_ok)
+    except OSError:
+        _remove_empty(made)
+        raise
+    return made
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    for folder in folders:
+        with contextlib.suppress(OSError):  # one that was never made, or that another process uses
+            folder.rmdir()
 
 
 def existing_folder(run_dir: str) -> Path:
@@ -76,16 +95,15 @@ def existing_folder(run_dir: str) -> Path:
 
 
 @contextlib.contextmanager
-def removed_on_error(folder: Path):
-    """A run that cannot even begin leaves no folder."""
+def removed_on_error(folder: Path, made: list[Path]):
+    """A run that cannot even begin leaves nothing: of its folder, those that `new_folder` made."""
     try:
         yield
     except BaseException:
         for path in folder.iterdir():
             if path.name in UNBEGUN | {CONFIG}:
                 path.unlink()
-        if not any(folder.iterdir()):
-            folder.rmdir()
+        _remove_empty(made)
         raise
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlgraph.agents import AGENTS
-from rlgraph.arguments import choice, integer, real, shown, text, truth
+from rlgraph.arguments import choice, integer, real, text, truth
 from rlgraph.backend import BACKENDS
 from rlgraph.checkpoint import (
     BEGINNING,
@@ -32,7 +32,7 @@ from rlgraph.definition.errors import errors_of
 from rlgraph.definition.trial import check_on
 from rlgraph.devices import device_name
 from rlgraph.environment import Environment
-from rlgraph.errors import UsageError
+from rlgraph.errors import UsageError, shown
 from rlgraph.files import DamagedError, is_there, read_object, say
 from rlgraph.finite import check_returns
 from rlgraph.identity import Sources, check_before_import, check_imported, check_same_run, hash_sources, identity
@@ -146,9 +146,9 @@ def train(agent: str, config: TrainConfig, progress: Callable[[int, int, dict], 
         config = dataclasses.replace(config, env=str(Path(config.env).resolve()))
     trainer_class(agent, config.backend)  # imported before there is a folder, so that a wrong name leaves none
     check_on(env, config.backend, config.device)
-    folder = new_folder(agent, config)
+    folder, made = new_folder(agent, config)
     with named_in_errors(folder), locked(folder), errors_of(env):
-        with removed_on_error(folder):
+        with removed_on_error(folder, made):
             sources = hash_sources(env.definition)
             write_config(folder, agent, config, sources)  # a run that is killed from here on can go on
             run = _Run(folder, config, env, identity(agent, config, sources))

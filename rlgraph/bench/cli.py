@@ -17,7 +17,7 @@ from rlgraph.bench.overhead import measure_launch_overhead
 from rlgraph.bench.provenance import clocks, provenance
 from rlgraph.bench.variants import COLUMNS, Workload
 from rlgraph.config import check_seed
-from rlgraph.errors import UsageError, unknown
+from rlgraph.errors import UsageError, shown, unknown
 from rlgraph.fields import check_counts, convert_fields
 from rlgraph.options import advice_on_memory, parse, sizes_to_lower
 from rlgraph.registry import make
@@ -187,9 +187,9 @@ def _numbers(text: str) -> tuple[int, ...]:
     try:
         numbers = tuple(int(part) for part in _names(text))
     except ValueError:
-        raise UsageError(f"num_envs must be whole numbers separated by commas, but is {text!r}") from None
+        raise UsageError(f"num_envs must be whole numbers separated by commas, but is {shown(text)}") from None
     if not numbers or min(numbers) < 1:
-        raise UsageError(f"num_envs must be numbers of at least 1, but is {text!r}")
+        raise UsageError(f"num_envs must be numbers of at least 1, but is {shown(text)}")
     return tuple(sorted(numbers))
 
 

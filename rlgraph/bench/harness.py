@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rlgraph.bench.variants import VARIANTS, Variant, Workload, disagreement
 from rlgraph.bench.worker import OUT_OF_MEMORY, Worker, close, first_ready
-from rlgraph.errors import UsageError, unknown
+from rlgraph.errors import UsageError, shown, unknown
 
 # Importing these fills the table of variants; a program adds its own by registering them in an importable module.
 MODULES = ("rlgraph.bench.torch_variants", "rlgraph.bench.jax_variants", "rlgraph.bench.peers")
@@ -46,8 +46,8 @@ def table(further_modules: tuple[str, ...] = ()) -> dict[str, Variant]:
     for module in further_modules:
         try:
             importlib.import_module(module)
-        except ImportError as error:
-            raise UsageError(f"cannot import variants from {module!r}: {error}") from error
+        except Exception as error:  # whatever a user's module raises
+            raise UsageError(f"cannot import variants from {shown(module)}: {error}") from error
     return VARIANTS
 
 

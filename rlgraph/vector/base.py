@@ -14,12 +14,12 @@ from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from rlgraph.arguments import integer, shown
+from rlgraph.arguments import integer
 from rlgraph.config import check_seed
 from rlgraph.definition.contract import replace_params
 from rlgraph.definition.errors import errors_of
 from rlgraph.environment import DISABLED, SAME_STEP, Environment
-from rlgraph.errors import UsageError, first_line, is_out_of_memory
+from rlgraph.errors import UsageError, first_line, is_out_of_memory, shown
 from rlgraph.vector.arrays import is_on_cuda, on_host
 
 Array = Any
