@@ -62,7 +62,9 @@ def _definition(id: str) -> ModuleType:
 
 def _from_file(path: Path) -> ModuleType:
     try:
-        why = None if stat.S_ISREG(path.stat().st_mode) else "it is no file that holds text"  # opening a pipe would hang
+        why = (
+            None if stat.S_ISREG(path.stat().st_mode) else "it is no file that holds text"
+        )  # opening a pipe would hang
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
     if why:

@@ -7,7 +7,6 @@ from types import ModuleType
 from typing import Any
 
 import gymnasium
-import numpy as np
 
 from rlgraph import arguments
 from rlgraph.definition.errors import described, files_of
@@ -119,7 +118,9 @@ def replace_params(params: Any, changes: dict[str, Any]) -> Any:
         raise
     except BaseException as error:
         given = ", ".join(f"{name}={value!r}" for name, value in plain.items())
-        raise UsageError(f"environment parameters {given} are refused: {described(error, _files_of(params))}") from error
+        raise UsageError(
+            f"environment parameters {given} are refused: {described(error, _files_of(params))}"
+        ) from error
 
 
 def _converted(name: str, value: Any, field: dataclasses.Field, default: Any) -> bool | int | float:
