@@ -72,6 +72,8 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         return _complain(f"cannot write or read {error.filename or 'a file'}: {error.strerror or error}", 1)
     except SystemExit as stop:
+        if stop.code == 1:  # how rich ends where the reader has left
+            return 1
         return _complain(f"ended by a SystemExit({stop.code!r}) that is not rlgraph's", 1)
     except KeyboardInterrupt as interrupt:
         if argv is None:  # the program ends here: another Ctrl-C would only interrupt Python's own clearing up
