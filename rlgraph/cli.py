@@ -108,6 +108,8 @@ def _code_of(error: BaseException) -> int:
         case OSError():
             where = error.filename or "stdout or a file"
             return _complain(f"cannot write or read {where}: {error.strerror or error}", 1)
+        case SystemExit(code=1):  # how rich ends where the reader has left
+            return 1
         case SystemExit():  # none of rlgraph's own
             return _complain(f"an environment's or other imported code called sys.exit({error.code!r})", 1)
         case KeyboardInterrupt():

@@ -10,6 +10,56 @@ from rlgraph.environment import SAME_STEP
 
 BACKENDS = ("numpy", "torch", "jax")
 
+# A definition's file that keeps the contract, for a test to change: `definition_text`.
+CART = """
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+ID = "Cart-v0"
+MAX_EPISODE_STEPS = 20
+REWARD_THRESHOLD = None
+RESET_DRAWS, STEP_DRAWS = 2, 1
+
+
+class State(NamedTuple):
+    x: Any
+    n: Any
+
+
+@dataclass(frozen=True)
+class Params:
+    speed: float = 0.1
+    count: int = 3
+    on: bool = True
+
+
+def observation_space(p):
+    return Box(-np.inf, np.inf, (2,), np.float32)
+
+
+def action_space(p):
+    return Discrete(3)
+
+
+def reset(xp, u, p):
+    return State(u[:, 0], xp.zeros_like(u[:, 0], dtype=xp.int32))
+
+
+def step(xp, s, a, u, p):
+    x = s.x + p.speed * xp.astype(a - 1, s.x.dtype) + 0.01 * u[:, 0]
+    reward = -abs(x)
+    pass
+    return State(x, s.n + 1), reward, abs(x) > 3
+
+
+def observe(xp, s, p):
+    return xp.stack([s.x, xp.astype(s.n, s.x.dtype)], axis=-1)
+"""
+
 
 def array(backend: str, x: np.ndarray) -> Any:
     if backend == "numpy":
@@ -66,3 +116,17 @@ def assert_dtypes(env, backend: str, autoreset: str, action_dtype) -> None:
     assert dtypes(start.elapsed_B) == np.int32
     assert dtypes(start.done_B) == np.bool_
     assert obs.shape == step.obs.shape == (B, *env.observation_space.shape)
+
+
+def definition_text(*changes: tuple[str, str]) -> str:
+    """CART with some of its text replaced; `pass` stands in `step` before what it returns."""
+    text = CART
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+def line_in(text: str, part: str) -> int:
+    """The number of the line that holds a part of the text."""
+    return next(i for i, line in enumerate(text.splitlines(), 1) if part in line)

@@ -271,6 +271,8 @@ class Sink:
         )
         rows = rows + xp.expand_dims(u[:, 1], axis=-1) + u[..., 2][:, None] + xp.broadcast_to(u[:, :1], (B, 3))
         taken = xp.where(xp.arange(3) == s.n[:, None] % 3, rows, s.w)
+        mask = xp.stack([s.n % 3 == k for k in range(3)], axis=-1)  # the same on every backend and device
+        taken = taken + xp.where(mask, 2 * rows, s.v)
         lookup = xp.asarray([0.5, -1.0, 2.0], dtype=xp.float32) * xp.ones_like(s.v) + xp.zeros_like(s.v)
         taken = taken + lookup + xp.full_like(s.v, action[:, 0, 1][:, None]) + xp.full_like(s.v, 2, dtype=xp.float32)
         mixed = xp.zeros_like(s.n, dtype=xp.float32) + xp.ones_like(s.flag, dtype=xp.float32) * action[:, 1, 0]

@@ -503,9 +503,11 @@ def test_an_environment_file_that_cannot_be_used(tmp_path, monkeypatch, capsys):
     path = tmp_path / "my_env.py"
     command = ["train", "ppo", *TINY, "--env", path, "--run-dir", tmp_path / "run"]
     path.write_text("raise RuntimeError('two\\nlines')")
-    assert "fails to load: RuntimeError" in complaint(capsys, command)
+    assert "fails to load: my_env.py, line 1: `raise RuntimeError('two\\nlines')`: RuntimeError: two" in complaint(
+        capsys, command
+    )
     path.write_text("def step(:")
-    assert "fails to load: SyntaxError" in complaint(capsys, command)
+    assert "fails to load: my_env.py, line 1: `def step(:`: SyntaxError" in complaint(capsys, command)
     path.write_text("ID = 'Nothing-v0'")
     assert "my_env" in complaint(capsys, command) or "Nothing-v0" in complaint(capsys, command)
     path.write_text(MY_ENV.replace('"Walk-v0", 12', '"Walk-v0", None'))

@@ -221,7 +221,7 @@ class Wide(Odd):
     ("definition", "hidden", "message"),
     [
         (Branching, (8,), "cannot be fused: test_fused_jax.py, line .*max"),
-        (Wide, (8,), "observations have 100 entries, at most 64"),
+        (Wide, (8,), "holds an observation of at most 64 numbers, and environment .* has 100; use mode graph"),
         (Odd, (256, 256), "262144 bytes, at most 131072"),
     ],
 )

@@ -4,18 +4,23 @@ import re
 import sys
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import pytest
+import torch
 from diagnostics import Diagnostic, NoParams, Wander
-from fused_tools import Sink
-from gymnasium.spaces import Discrete
+from fused_tools import Sink, interpreted
+from gymnasium.spaces import Box, Discrete
 
 import rlgraph
+from rlgraph.backend import namespace
 from rlgraph.environment import DISABLED, NEXT_STEP, SAME_STEP, Environment, build
+from rlgraph.errors import UsageError
 from rlgraph.fused import arrays, trace
 from rlgraph.fused.arrays import Tracer
 from rlgraph.fused.nodes import DTYPES, FLOAT, INT, Program, TraceError, entries, evaluate
 from rlgraph.fused.trace import trace_observe
+from rlgraph.rollout.fused import why_not
 
 MODES = (SAME_STEP, NEXT_STEP, DISABLED)
 
@@ -221,10 +226,13 @@ def raises(xp, x):
         (lambda xp, x: int(x) + x, "a Python number made of an array"),
         (lambda xp, x: xp.sort(x), "xp.sort has no form inside a kernel"),
         (lambda xp, x: xp.linalg.norm(x), "xp.linalg has no form inside a kernel"),
-        (lambda xp, x: x[x > 0], "indexing by an array: choose with xp.where"),
+        (
+            lambda xp, x: x[x > 0],
+            r"indexing by an array: choose with xp.where and the mask xp.stack\(\[i == k for k in",
+        ),
         (lambda xp, x: x[0], "indexing the batch axis"),
         (lambda xp, x: x[1:], "indexing the batch axis"),
-        (assigns, "assigning to entries of an array"),
+        (assigns, "assigning to entries of an array: choose with xp.where and the mask"),
         (lambda xp, x: xp.sum(x, axis=0), "axis=0 would mix environments"),
         (lambda xp, x: xp.sum(x), "axis=None would mix environments"),
         (lambda xp, x: xp.stack([x, x]), "axis=0 would mix environments"),
@@ -252,6 +260,99 @@ def test_what_has_no_form_in_a_kernel_is_named_with_its_line(fn, message):
     error = error_of(reward_of=staticmethod(fn))
     assert error.startswith(f"environment 'Bad-v0' cannot be fused: test_fused_trace.py, line {line}: "), error
     assert re.search(message, error), error
+
+
+def masked(xp, x, i, v):
+    """What the errors advise: x [B, 4] with v at i, and x at i."""
+    mask = xp.stack([i == k for k in range(4)], axis=-1)
+    put = xp.where(mask, v[:, None], x)
+    return put, xp.sum(xp.where(mask, x, xp.zeros_like(x)), axis=-1)
+
+
+def test_a_mask_chooses_entries_on_every_backend_and_device():
+    x, i, v = np.arange(8, dtype=np.float32).reshape(2, 4), np.array([3, 0], np.int32), np.array([9, 8], np.float32)
+    expected = [[0, 1, 2, 9], [8, 5, 6, 7]], [3, 4]
+    xp = namespace("torch")
+    results = [masked(np, x, i, v), masked(xp, *map(xp.from_numpy, (x, i, v)))]
+    results.append(jax.jit(lambda *arrays: masked(jax.numpy, *arrays))(x, i, v))
+    for result in results:
+        for got, right in zip(result, expected):
+            assert str(got.dtype).endswith("float32")
+            np.testing.assert_array_equal(np.asarray(got), right)
+    elsewhere = masked(xp, *(xp.from_numpy(array).to("meta") for array in (x, i, v)))  # a mask on the CPU would fail
+    assert [array.device.type for array in elsewhere] == ["meta", "meta"]
+    tracer = arrays.Tracer()
+    traced = masked(
+        tracer.xp, *(tracer.input(*given) for given in (("x", (4,), FLOAT), ("i", (), INT), ("v", (), FLOAT)))
+    )
+    for row in range(2):
+        numbers = {f"x_{k}": x[row, k] for k in range(4)} | {"i": i[row], "v": v[row]}
+        outputs = dict(zip(["a", "b", "c", "d", "at"], [*traced[0].nodes, traced[1].nodes.item()]))
+        got = list(evaluate(Program(tracer.inputs, outputs), np, numbers).values())
+        assert got == [*expected[0][row], expected[1][row]]
+
+
+def sized(observed=2, action=0, state=1, draws=1, operations=1):
+    """A definition with so many numbers of each kind."""
+
+    class Sized(Diagnostic):
+        ID, RESET_DRAWS = "Sized-v0", draws
+
+        class State(NamedTuple):
+            x: Any
+
+        @staticmethod
+        def observation_space(p):
+            return Box(-9, 9, (observed,))
+
+        @staticmethod
+        def action_space(p):
+            return Box(-1, 1, (action,)) if action else Discrete(2)
+
+        @classmethod
+        def reset(cls, xp, u, p):
+            return cls.State(xp.stack([u[:, 0]] * state, axis=-1))
+
+        @classmethod
+        def step(cls, xp, s, a, u, p):
+            x = s.x
+            for i in range(operations):
+                x = x * (1 + i / 1024)
+            return cls.State(x), s.x[:, 0], s.x[:, 0] > 5
+
+        @staticmethod
+        def observe(xp, s, p):
+            return xp.stack([s.x[:, 0] + i for i in range(observed)], axis=-1)
+
+    return Sized
+
+
+LIMITS = [
+    ("observed", 64, "an observation of at most 64 numbers, and environment 'Sized-v0' has {}"),
+    ("action", 32, "an action of at most 32 numbers, and environment 'Sized-v0' has {}"),
+    ("state", 128, "a state of at most 128 numbers, and environment 'Sized-v0' has {}"),
+    ("draws", 128, "the uniforms of a step of at most 128 numbers, and environment 'Sized-v0' has {}"),
+]
+
+
+@pytest.mark.parametrize(("kind", "most", "message"), LIMITS)
+def test_what_would_make_too_long_a_kernel_goes_to_mode_graph(kind, most, message):
+    assert trace.trace_step(build(sized(**{kind: most})), SAME_STEP).outputs
+    for too_many in (most + 1, 300):
+        with pytest.raises(UsageError) as error:
+            trace.trace_step(build(sized(**{kind: too_many})), SAME_STEP)
+        assert str(error.value) == f"mode fused holds {message.format(too_many)}; use mode graph"
+
+
+def test_too_many_operations_on_few_numbers_are_found_early():
+    with pytest.raises(TraceError, match=r"line \d+: more than 3000 operations .*; use mode graph$"):
+        trace.trace_step(build(sized(state=128, operations=10_000)), SAME_STEP)
+
+
+@interpreted
+def test_why_not_says_how_large_an_observation_may_be():
+    reason = why_not(build(sized(observed=300)), None, torch.device("cpu"))
+    assert reason == f"mode fused holds {LIMITS[0][2].format(300)}; use mode graph"
 
 
 class Halves(NamedTuple):

@@ -180,8 +180,6 @@ def check_spaces(definition: ModuleType, params: Any) -> None:
         if action.dtype.kind != "f":
             raise UsageError(f"{where}: action_space is a Box of {action.dtype}, must be of float32; or use Discrete")
         _check_box(f"{where}: action_space", action)
-        if not (action.low < action.high).all():
-            raise UsageError(f"{where}: action_space must have low below high in each entry")
 
 
 def _check_box(what: str, space: gymnasium.spaces.Box) -> None:

@@ -14,6 +14,7 @@ from rlgraph.errors import CaptureError, GraphError, UsageError, is_out_of_memor
 # What an error or a wrong result says, and what to write in place of what caused it. The first that fits counts. Each
 # is a row of the table of traps in docs/environments.md.
 TRAPS = (
+    (r"arange.*(same device|expected device)", "`xp.stack([i_B == k for k in range(n)], axis=-1)`"),
     (r"truth value of an array|Boolean value of Tensor|boolean conversion", "`xp.where`; `a & b`, `a | b`, `~a`"),
     (r"`-` operator|neg does not accept dtype bool|sub does not accept dtype bool", "`~mask`"),
     (r"return_types|\(not .* to tuple|'tuple' and|and 'tuple'|Tensor, not tuple", "`xp.max(x, axis=-1)`"),
@@ -31,7 +32,7 @@ TRAPS = (
      "a function of `xp`, such as `xp.cos(x)`"),
     (r"differs from call to call|draws random numbers", "the uniforms passed in, or a leaf of `State`"),
     (r"depends on the others", "an axis other than the first, such as `xp.sum(x, axis=-1)`, `x[:, 0]`"),
-    (r"is float64", "`xp.full_like(x, value)`, Python numbers, `xp.astype(x, xp.float32)`"),
+    (r"is float64", "`xp.full_like(x, value)`, Python numbers such as `math.sqrt(2.0)`, `xp.astype(x, xp.float32)`"),
     (r"is int(32|64)\[.*must be int(32|64)", "`xp.sum(mask, axis=-1, dtype=xp.int32)`, `xp.astype(x, xp.int32)`"),
 )  # fmt: skip
 

@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 from types import ModuleType
 
-# As for a program, Python's modules in C come before its folder. And a second rlgraph would not know the first's classes.
+# Modules inside Python come before a program's folder too. A second rlgraph would not know the first one's classes.
 NEVER_BESIDE = {*sys.builtin_module_names, "__future__", "rlgraph"}
 
 
@@ -56,8 +56,8 @@ def texts(own: Path, package: str = "") -> dict[Path, bytes]:
 def lies_beside(file: Path, folder: Path, name: str) -> bool:
     """Whether `name`, imported in a file of a definition, lies in the definition's folder.
 
-    Names come from there first, as in a program that Python runs, but a file of no package does not import itself. A folder without
-    `__init__.py` counts where nothing of its name is installed.
+    Names come from there first, as in a program that Python runs, but a file of no package does not import itself. A
+    folder without `__init__.py` counts where nothing of its name is installed.
     """
     top = name.partition(".")[0]
     first = None if top in NEVER_BESIDE else next(iter(places(folder, top)), None)

@@ -1,8 +1,8 @@
 """A definition's file as a module, with a package of its own around it.
 
-Beside a program that Python runs, its folder comes first among the places to import from. A definition has the same, but
-for itself alone: its imports of what lies beside it (`import helpers`) are compiled as imports from its own package. So
-two folders may each have a `helpers.py`, no other code sees either, and it makes no difference when an import runs.
+For a program that Python runs, its folder comes first among the places to import from. A definition has the same, but
+for itself alone: its imports of what lies beside it (`import helpers`) are compiled as imports from its package. So two
+folders may each have a `helpers.py`, no other code sees either, and it makes no difference when an import runs.
 """
 
 import ast

@@ -17,7 +17,7 @@ LONG = 1000  # entries of what is not looked through
 
 
 def generators() -> tuple:
-    """The states of the random generators that a whole program shares: Python's, numpy's, and torch's if it is there."""
+    """The states of the random generators that a whole program shares: Python's, numpy's, torch's if it is there."""
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002 - nothing is drawn
     torch = sys.modules.get("torch")
     return random.getstate(), (kind, tuple(keys), *rest), torch and tuple(torch.get_rng_state().tolist())

@@ -25,6 +25,9 @@ from rlgraph.fused.nodes import (
     entries,
 )
 
+# Which of n entries i [B] is, [B, n]: on every backend, on the state's device. (xp.arange lies on torch's CPU.)
+MASK = "the mask xp.stack([i == k for k in range(n)], axis=-1)"
+MOST_OPERATIONS = 3000  # of a step with its reset: each is a line of the kernel
 BATCH = 999_983  # stands for B in shapes: a prime that no other axis has
 
 
@@ -92,6 +95,8 @@ class Tracer:
 
     def _known(self, key: tuple, make: Callable[[], Node]) -> Node:
         if key not in self.known:
+            if len(self.known) >= MOST_OPERATIONS:
+                raise TraceError(f"more than {MOST_OPERATIONS} operations on single numbers in a step; use mode graph")
             self.known[key] = make()
         return self.known[key]
 
@@ -123,13 +128,13 @@ class Array:
         if index[0] is Ellipsis:
             index = (slice(None), *index)
         if any(isinstance(i, Array) for i in index):
-            raise TraceError("indexing by an array: choose with xp.where(xp.arange(n) == i, ...) in its place")
+            raise TraceError(f"indexing by an array: choose with xp.where and {MASK} in its place")
         if not (isinstance(index[0], slice) and index[0] == slice(None)):
             raise TraceError("indexing the batch axis: an environment sees only its own numbers; begin with [:, ...]")
         return self._with(self.nodes[index[1:]])
 
     def __setitem__(self, index, value):
-        raise TraceError("assigning to entries of an array: choose with xp.where(xp.arange(n) == i, value, x)")
+        raise TraceError(f"assigning to entries of an array: choose with xp.where and {MASK}")
 
     def _with(self, nodes: Any) -> "Array":
         return Array(self._tracer, nodes if isinstance(nodes, np.ndarray) else _filled([nodes], ()), self.dtype)
@@ -144,9 +149,7 @@ class Array:
         raise TraceError("a Python `if`, `and`, `or` or `not` on an array: use xp.where, &, | and ~")
 
     def __array__(self, *_, **__):
-        raise TraceError(
-            "a numpy function or index on an array: use xp's, and xp.where(xp.arange(n) == i, ...) to choose"
-        )
+        raise TraceError(f"a numpy function or index on an array: use xp's, and xp.where and {MASK} to choose")
 
     def __matmul__(self, other):
         raise TraceError("a matrix product: write it as sums, xp.sum(x[:, :, None] * w, axis=1)")

@@ -6,6 +6,7 @@ there already (common subexpressions), or a constant (folding). The result, a `P
 `rlgraph.fused.rollouts`, and evaluated on arrays by `rlgraph.fused.nodes.evaluate`.
 """
 
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from rlgraph import environment
 from rlgraph.environment import DISABLED, Carry, Environment, Step
 from rlgraph.errors import UsageError
 from rlgraph.fused.arrays import Array, Tracer
+from rlgraph.fused.limits import check_size
 from rlgraph.fused.nodes import BOOL, FLOAT, INT, Node, Program, TraceError, entries
 
 
@@ -29,8 +31,9 @@ def trace_step(env: Environment, autoreset: str) -> Program:
 
     Raises:
         TraceError: an operation that is not supported, or one that mixes environments.
-        UsageError: the definition raises something else.
+        UsageError: the definition raises something else, or a kernel of it would be too long.
     """
+    check_size(env, sum(math.prod(shape) for shape, _ in leaves(env).values()))
     tracer = Tracer()
     with _lines_of(env, tracer):
         carry = _carry_inputs(tracer, env)

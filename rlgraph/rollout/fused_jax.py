@@ -52,7 +52,6 @@ WIDE = 64  # a layer wider than this takes several times the warps
 WIDE_WARPS = {FEW: 4, MANY: 8, IEEE: 8}
 
 # What a kernel can hold.
-MAX_INPUTS = 64  # entries of an observation: each is a register
 MAX_WEIGHT_BYTES = 2**17  # of the matrices between hidden layers, in shared memory or registers
 
 OBS, RETURN = "-obs", "-return"  # names that no field of a State can have
@@ -115,14 +114,13 @@ def check(env: Environment, policy: Policy) -> None:
     if plgpu is None:
         raise UsageError(f"mode fused needs Pallas's Triton backend, which jax {jax.__version__} does not have")
     program(env)
-    inputs, outputs = policy.obs_mean.shape[0], policy.actor[-1].bias.shape[0]
+    outputs = policy.actor[-1].bias.shape[0]
     between = sum(math.prod(_padded_shape(layer)) * 4 for layer in policy.actor[1:-1])
     space = env.action_space
     problems = {
         f"its actions are {type(space).__name__}, not Discrete or Box": not isinstance(
             space, gymnasium.spaces.Discrete | gymnasium.spaces.Box
         ),
-        f"observations have {inputs} entries, at most {MAX_INPUTS} fit": inputs > MAX_INPUTS,
         f"the actor has {outputs} outputs, at most {MOST_OUTPUTS} fit": outputs > MOST_OUTPUTS,
         f"the actor's hidden layers take {between} bytes, at most {MAX_WEIGHT_BYTES} fit": between > MAX_WEIGHT_BYTES,
         f"the activation is {policy.activation}, not one of {', '.join(ACTIVATIONS)}": policy.activation not in APPLY,
