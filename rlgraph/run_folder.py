@@ -179,7 +179,7 @@ def read_config(folder: Path, config_class: Callable[[str], type[TrainConfig]]) 
         raise _damaged(path, error) from error
     try:
         if not {"agent", "env", SOURCES} <= settings.keys():
-            raise UsageError(f"it does not say agent, env and {SOURCES}")
+            raise UsageError(f"it does not say agent, env and {SOURCES}, as this version of rlgraph does")
         agent, sources = text("agent", settings.pop("agent")), _checked_sources(settings.pop(SOURCES))
         cls = config_class(agent)
         return agent, cls(**_known(settings, cls)), sources

@@ -436,7 +436,7 @@ def test_a_forged_header_keeps_the_forgers_checksum(run, capsys):
         {"config": "{"},
         {"config": '{"seed": 0, "seed": 1}'},
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
 def test_a_header_of_another_kind_is_damage(header, run, capsys):
     before, last = list(saved(run).values())[-2:]
@@ -459,7 +459,7 @@ def test_a_header_of_another_kind_is_damage(header, run, capsys):
         ({"agent": "[]"}, "the agent is 'ppo', but [] in checkpoint "),
         ({"layout": '"2"'}, "the layout of checkpoints is 2, but '2' in checkpoint "),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
 def test_a_header_of_another_run_is_an_error(header, wrong, run, capsys):
     forge(max(saved(run).values()), **header)
