@@ -31,7 +31,7 @@ from rlgraph.checkpoint import (
 from rlgraph.config import SEEDS, TrainConfig, check_episodes, check_seed
 from rlgraph.devices import device_name
 from rlgraph.environment import Environment
-from rlgraph.errors import UsageError
+from rlgraph.errors import UsageError, cut
 from rlgraph.loop import Clock, Loop, deferred_interrupt
 from rlgraph.metrics import MetricsLog
 from rlgraph.registry import make
@@ -294,4 +294,4 @@ def _check_progress(progress: Any) -> None:
 def _checkpoint_name(checkpoint: str | int) -> str:
     if not isinstance(checkpoint, (str, numbers.Integral)) or isinstance(checkpoint, bool):
         raise UsageError(f"checkpoint must be last, best or a number of steps, but is {shown(checkpoint)}")
-    return str(checkpoint)
+    return cut(str(checkpoint))
