@@ -22,8 +22,6 @@ ENVIRONMENTS: dict[str, str | ModuleType] = {
     "MountainCarContinuous-v0": "rlgraph.envs.mountain_car_continuous",
     "Pendulum-v1": "rlgraph.envs.pendulum",
 }
-
-
 MOST_STEPS = 2**31 - 1  # of an episode: they are counted in an int32
 
 

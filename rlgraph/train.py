@@ -32,7 +32,7 @@ from rlgraph.definition.errors import errors_of
 from rlgraph.definition.trial import check_on
 from rlgraph.devices import device_name
 from rlgraph.environment import Environment
-from rlgraph.errors import UsageError, shown
+from rlgraph.errors import UsageError, cut, shown
 from rlgraph.files import DamagedError, is_there, read_object, say
 from rlgraph.finite import check_returns
 from rlgraph.identity import Sources, check_before_import, check_imported, check_same_run, hash_sources, identity
@@ -384,4 +384,4 @@ def _check_progress(progress: Any) -> None:
 def _checkpoint_name(checkpoint: str | int) -> str:
     if not isinstance(checkpoint, (str, numbers.Integral)) or isinstance(checkpoint, bool):
         raise UsageError(f"checkpoint must be last, best or a number of steps, but is {shown(checkpoint)}")
-    return str(checkpoint)
+    return cut(str(checkpoint))

@@ -318,7 +318,6 @@ def test_arrays_on_a_gpu_are_the_same_actions_from_either_library(backend, name)
         torch.tensor([values, values], device="cuda").transpose(0, -1).contiguous().transpose(0, -1)[0],
         [torch.tensor(value, device="cuda") for value in values],
         jax.device_put(np.array(values), gpu),
-        WithDLPack(torch.tensor(values, device="cuda")),
     ]
     if name == "Pendulum-v1":
         sorts += [
@@ -329,7 +328,8 @@ def test_arrays_on_a_gpu_are_the_same_actions_from_either_library(backend, name)
         env = rlgraph.make_vec(name, 2, backend, device=device, output="numpy", mode="eager")
         env.reset(seed=1)
         want = env.step(values)[0]
-        for actions in sorts:
+        # Of the last no library knows how to bring it to the host.
+        for actions in [*sorts, *([WithDLPack(sorts[0])] if device == "cuda" else [])]:
             env.reset(seed=1)
             np.testing.assert_array_equal(env.step(actions)[0], want)
 
