@@ -48,7 +48,8 @@ def attempt(server: Server, case: Case, folder: Path, timeout: float) -> Outcome
     before = contents(files)
     out, err = (chosen or str(folder / name) for chosen, name in ((case.out, "stdout"), (case.err, "stderr")))
     interrupt = {} if case.interrupt_after is None else {"signal": signal.SIGINT, "after": case.interrupt_after}
-    ended = server.run(Command(case.argv, str(files), out, err, **interrupt), timeout)
+    command = Command(case.argv, str(files), out, err, imports=case.imports, **interrupt)
+    ended = server.run(command, timeout)
     said = [
         path.read_text(errors="replace") if (path := folder / name).exists() else "" for name in ("stdout", "stderr")
     ]
