@@ -15,20 +15,8 @@ from fork_server import Command, Server
 from fuzz_oracle import EITHER, HARMLESS, NOTICED, REFUSED, Case, Outcome, problems
 from safetensors.numpy import save_file
 
-TRAIN = (
-    "train",
-    "ppo",
-    "--env",
-    "env.py",
-    "--total-steps",
-    "8",
-    "--num-envs",
-    "2",
-    "--num-steps",
-    "4",
-    "--eval-episodes",
-)
-TRAIN = (*TRAIN, "1", "--hidden", "8")
+SMALL = "--total-steps 8 --num-envs 2 --num-steps 4 --eval-episodes 1 --hidden 8"
+TRAIN = ("train", "ppo", "--env", "env.py", *SMALL.split())
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +102,7 @@ PLANTED = [
     ("import sys\nsys.stderr.write('Traceback (most recent call last):\\n')", ["traceback"]),
     ("import time\ntime.sleep(1000)", ["hang"]),
     ("import os\nos._exit(0)", ["silent acceptance"]),
-    ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", ["exit code -9"]),
+    ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", ["exit code -9", "an error without a line"]),
 ]
 
 
