@@ -162,7 +162,7 @@ def test_all_cases(server, tmp_path, kind, cases):
 @pytest.mark.parametrize(
     ("agent", "backend", "kills"),
     [
-        ("ppo", "torch", 10),
+        ("ppo", "torch", 20),
         *(
             pytest.param(agent, backend, 8, marks=[pytest.mark.slow, pytest.mark.timeout(900)])
             for agent in ("dqn", "ppo", "pqn", "sac")
