@@ -32,6 +32,7 @@ class Command:
     err: str  # the same of stderr
     signal: int = 0  # sent `after` so many seconds; none by default
     after: float = 0.0
+    imports: bool = False  # whether it begins with its imports, in an interpreter of its own
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,11 @@ def _become(command: dict) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(command["folder"])
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    if command["imports"]:
+        _redirect(1, command["out"])
+        _redirect(2, command["err"])
+        program = Path(sys.executable).with_name("rlgraph")
+        os.execv(program, [program, *command["argv"]])
     sys.stdout = sys.__stdout__ = _stream(1, command["out"], "strict")
     sys.stderr = sys.__stderr__ = _stream(2, command["err"], "backslashreplace")
     sys.argv = ["rlgraph", *command["argv"]]
@@ -180,11 +186,10 @@ def _become(command: dict) -> None:
     os._exit(120 if _cannot_be_flushed() else code)
 
 
-def _stream(descriptor: int, name: str, errors: str) -> io.TextIOWrapper | None:
-    """What Python makes of stdout or stderr when it starts."""
+def _redirect(descriptor: int, name: str) -> None:
     if name == "closed":
         os.close(descriptor)
-        return None
+        return
     if name == "broken":
         reading, writing = os.pipe()
         os.close(reading)
@@ -192,6 +197,13 @@ def _stream(descriptor: int, name: str, errors: str) -> io.TextIOWrapper | None:
         writing = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(writing, descriptor)
     os.close(writing)
+
+
+def _stream(descriptor: int, name: str, errors: str) -> io.TextIOWrapper | None:
+    """What Python makes of stdout or stderr when it starts."""
+    _redirect(descriptor, name)
+    if name == "closed":
+        return None
     binary = open(descriptor, "wb", closefd=False)  # noqa: SIM115 - to the end
     return io.TextIOWrapper(binary, encoding="utf-8", errors=errors, line_buffering=descriptor == 2)
 

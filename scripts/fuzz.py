@@ -48,7 +48,8 @@ def attempt(server: Server, case: Case, folder: Path, timeout: float) -> Outcome
     before = contents(files)
     out, err = (chosen or str(folder / name) for chosen, name in ((case.out, "stdout"), (case.err, "stderr")))
     interrupt = {} if case.interrupt_after is None else {"signal": signal.SIGINT, "after": case.interrupt_after}
-    ended = server.run(Command(case.argv, str(files), out, err, **interrupt), timeout)
+    command = Command(case.argv, str(files), out, err, imports=case.imports, **interrupt)
+    ended = server.run(command, timeout)
     said = [
         path.read_text(errors="replace") if (path := folder / name).exists() else "" for name in ("stdout", "stderr")
     ]
@@ -65,14 +66,15 @@ def keep(tried: Tried) -> None:
         "verdict": case.verdict,
         "argv": case.argv,
         "command": f"cd {tried.folder / 'files'} && rlgraph {shlex.join(case.argv)}{streams}",
+        "interrupt_after": case.interrupt_after,
         "code": outcome.code,
         "stderr": outcome.stderr,
     }
     (tried.folder / "case.json").write_text(json.dumps(facts, indent=2) + "\n")
 
 
-def run_all(args: argparse.Namespace, out: Path) -> list[Tried]:
-    server = Server(out / "xla")
+def run_all(args: argparse.Namespace, out: Path, server: Server) -> list[Tried]:
+    """Make the cases that the options ask for, and run them in folders of `out`."""
 
     def command(argv: list[str], folder: Path) -> None:
         said = str(folder / "stderr")
@@ -98,9 +100,7 @@ def run_all(args: argparse.Namespace, out: Path) -> list[Tried]:
     numbers = range(args.cases) if args.only is None else [args.only]
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         tried = list(track(pool.map(one, numbers), total=len(numbers), description=args.kind))
-    server.close()
-    for name in ("bases", "xla"):
-        shutil.rmtree(out / name)
+    shutil.rmtree(out / "bases")
     return tried
 
 
@@ -130,10 +130,13 @@ def main() -> int:
     out = Path(args.out).resolve() if args.out else Path(tempfile.mkdtemp(prefix="rlgraph-fuzz-"))
     if out.exists() and any(out.iterdir()):
         parser.error(f"{str(out)!r} is not empty: name another folder")
-    code = report(args.kind, run_all(args, out))
+    with tempfile.TemporaryDirectory() as cache:
+        server = Server(Path(cache))
+        tried = run_all(args, out, server)
+        server.close()
     if not any(out.iterdir()):
         out.rmdir()
-    return code
+    return report(args.kind, tried)
 
 
 if __name__ == "__main__":

@@ -482,7 +482,16 @@ def no_command(draw: random.Random) -> Line:
     return Line(words, verdicts=[verdict], kinds=["no command, or a foreign one"])
 
 
-COMMANDS: list[Callable] = [train] * 9 + [evaluate] * 3 + [resume, environments, bench, bench, graph, no_command]
+def interrupted(draw: random.Random) -> Line:
+    """A training that is long enough for Ctrl-C."""
+    line = training(draw, draw.choice([*AGENTS]), backend="jax" if draw.random() < 0.2 else "torch")
+    line.options["total_steps"] = ["--total-steps", "40000"]
+    line.mutated("Ctrl-C", HARMLESS)
+    return line
+
+
+COMMANDS: list[Callable] = [train] * 9 + [evaluate] * 3 + [bench] * 2
+COMMANDS += [resume, environments, graph, no_command, interrupted]
 
 
 # ---- cases
@@ -507,15 +516,16 @@ def stage(folder: Path, run: Path) -> None:
 
 
 def case(i: int, draw: random.Random, folder: Path, bases) -> Case:
-    line = COMMANDS[i % len(COMMANDS)](draw)
-    verdict, out, err, interrupt = worst(line.verdicts), "", "", None
-    streams = draw.random()
-    if streams < 0.12:
+    make = COMMANDS[i % len(COMMANDS)]
+    line, streams, after = make(draw), {}, None
+    # Imports take seconds: only where they matter, and now and then.
+    imports = draw.random() < (0.5 if make is interrupted else 0.02)
+    if make is interrupted:
+        after = draw.uniform(0.3, 3) if imports else draw.uniform(0, 1.5)
+    elif draw.random() < 0.12:
         out = draw.choice(["closed", "broken", "/dev/full", ""])
-        err = draw.choice(["closed", ""]) if out else "closed"
-        line.kinds.append(f"stdout {out or 'open'}, stderr {err or 'open'}")
-    elif streams < 0.16 and line.words[0] in ("train", "eval"):
-        interrupt = draw.uniform(0, 0.5)
-        line.kinds.append("Ctrl-C")
+        streams = {"out": out, "err": draw.choice(["closed", ""]) if out else "closed"}
+        line.kinds.append(f"stdout {streams['out'] or 'open'}, stderr {streams['err'] or 'open'}")
     stage(folder, bases.run("ppo", "torch"))
-    return Case(" + ".join(line.kinds), line.argv, verdict, out, err, interrupt)
+    kind = " + ".join(line.kinds)
+    return Case(kind, line.argv, worst(line.verdicts), **streams, interrupt_after=after, imports=imports)

@@ -318,7 +318,7 @@ def arrays_changed(run: Run, arrays: dict[str, np.ndarray], prefix: str) -> str:
     changed = {
         "shape": {name: np.concatenate([array, array])},
         "dtype": {name: array.astype(np.float64)},
-        "integer": {name: array.astype(np.int32)},
+        "integer": {name: np.zeros_like(array, dtype=np.int32)},
         "removed": {},
         "renamed": {name + "x": array},
         "added": {name: array, name + "x": array},

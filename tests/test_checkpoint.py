@@ -6,9 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -364,87 +361,6 @@ def test_tensorboard_and_jsonl_hold_every_row_once(interrupted):
     events = EventAccumulator(str(interrupted)).Reload()
     in_events = [(event.step, event.value) for event in events.Scalars("entropy")]
     assert in_events == [(row["step"], pytest.approx(row["entropy"], rel=1e-6)) for row in rows(interrupted)]
-
-
-# ---- kill -9
-
-# Imports all there is, then runs every command in a child of its own: one line starts it, the next waits for its end.
-SERVER = """
-import os, sys
-import rlgraph
-from rlgraph.agents.ppo import PPOConfig
-from rlgraph.agents.ppo_torch import PPO
-from rlgraph.train import resume, train
-PPO(PPOConfig(num_envs=1, device="cpu"), rlgraph.make("CartPole-v1"))  # torch imports the rest of itself
-print("ready", flush=True)
-for line in sys.stdin:
-    pid = os.fork()
-    if pid == 0:
-        options = eval(line)
-        if os.path.exists(options["run_dir"] + "/config.json"):
-            resume(options["run_dir"])
-        else:
-            train("ppo", PPOConfig(**options))
-        os._exit(0)
-    print(pid, flush=True)
-    sys.stdin.readline()
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
-
-
-class Server:
-    def __init__(self, config):
-        self.config = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        assert self.process.stdout.readline() == "ready\n"
-
-    def _say(self, line: str) -> int:
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-        return int(self.process.stdout.readline())
-
-    def run(self, folder: Path, kill_after: float | None = None) -> int:
-        """Begin a run or go on with it. Returns the exit code."""
-        pid = self._say(repr(self.config | {"run_dir": str(folder)}))
-        if kill_after is not None:
-            time.sleep(kill_after)
-            os.kill(pid, signal.SIGKILL)  # which does not hurt what has ended but was not waited for
-        return self._say("wait")
-
-    def close(self) -> str:
-        """Returns what it said on stderr."""
-        return self.process.communicate(timeout=60)[1]
-
-
-def test_fifty_kills_at_random_moments_change_nothing(tmp_path):
-    draw = random.Random(0)
-    server = Server(dataclasses.replace(TINY, num_steps=4, total_steps=16 * 80))
-    started = time.perf_counter()
-    assert server.run(tmp_path / "whole") == 0
-    seconds = time.perf_counter() - started
-    kills, moved = 0, 0
-    for attempt in range(50):  # however quick they are: until there are enough kills
-        folder, done = tmp_path / str(attempt), None
-        while done != 0:
-            before = saved(folder).keys()
-            done = server.run(folder, kill_after=draw.uniform(0, seconds / 8) if kills < 50 else None)
-            assert done in (0, -signal.SIGKILL), server.close()
-            kills += done != 0
-            moved += done != 0 and saved(folder).keys() != before
-        assert_same_run(folder, tmp_path / "whole")
-        assert not list(folder.rglob("*.part"))
-        if kills >= 50:
-            break
-    assert kills >= 50
-    assert moved >= 10  # the others fell before the first checkpoint of a process
-    assert "damaged" not in server.close()
 
 
 # ---- damage
