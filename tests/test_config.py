@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 
 from rlgraph.agents import AGENTS
 from rlgraph.agents.dqn import DQNConfig
@@ -111,7 +112,6 @@ def test_what_jax_has_becomes_plain_values():
         ("run_dir", b"a", "must be a text, but is b'a'"),
         ("run_dir", "a\0b", r"must be without NUL and lone surrogates, but is 'a\\x00b'"),
         ("run_dir", "\ud800", "must be without NUL and lone surrogates"),
-        ("device", torch.float32, "must be a text, but is torch.float32"),
         ("activation", "gelu", "must be one of tanh, relu, silu, but is 'gelu'"),
         ("hidden", 64, "must be a sequence, such as .*, but is 64"),
         ("hidden", "64", "must be a sequence"),
@@ -197,16 +197,17 @@ def test_a_run_of_numpy_values_is_the_run_of_the_same_plain_values(tmp_path):
     )
     results = [train("ppo", config) for config in (foreign, plain)]
     assert results[0].eval_return_mean == results[1].eval_return_mean
-    policies = [(tmp_path / name / "policy.safetensors").read_bytes() for name in ("foreign", "plain")]
-    assert policies[0] == policies[1]
+    policies = [load_file(tmp_path / name / "policy.safetensors") for name in ("foreign", "plain")]
+    assert policies[0].keys() == policies[1].keys()
+    assert all(np.array_equal(policies[0][name], policies[1][name]) for name in policies[0])
 
 
 @pytest.mark.parametrize("agent", AGENTS)
 def test_a_config_read_from_its_file_is_the_same(agent, tmp_path):
     config = config_class(agent)(hidden=[8, 9], learning_rate=1, run_dir=Path("run"))
-    write_config(tmp_path, agent, config)
-    assert read_config(tmp_path, config_class) == (agent, config)
+    write_config(tmp_path, agent, config, {})
+    assert read_config(tmp_path, config_class) == (agent, config, {})
     path = tmp_path / "config.json"
     path.write_text(path.read_text().replace('"learning_rate": 1.0', '"learning_rate": 1'))  # as another program may
-    assert read_config(tmp_path, config_class) == (agent, config)
+    assert read_config(tmp_path, config_class) == (agent, config, {})
     assert type(read_config(tmp_path, config_class)[1].learning_rate) is float

@@ -153,7 +153,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path, monkeypatch):
     os.mkfifo("pipe.py")  # to open it would wait for ever
     os.mkdir("folder.py")
     os.symlink("loop.py", "loop.py")
-    for name in ("pipe.py", "folder.py", "loop.py", "absent.py", "x" * 300 + ".py", "nul\0.py"):
+    for name in ("pipe.py", "folder.py", "loop.py", "absent.py", "x" * 300 + ".py"):
         with pytest.raises(rlgraph.UsageError, match=r"^no environment file .*: give the path of a Python file"):
             rlgraph.make(name)
     for name in ("cart.PY", "./cart", "a/b"):

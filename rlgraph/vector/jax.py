@@ -64,7 +64,8 @@ class JaxVectorEnv(base.VectorEnv):
     def _imported(self, array):
         # A copy, which nobody writes to while JAX still reads it.
         if not is_tensor(array):
-            return jax.dlpack.from_dlpack(array, copy=True) if hasattr(array, "__dlpack__") else jnp.array(array)
+            array = jax.dlpack.from_dlpack(array) if hasattr(array, "__dlpack__") else array
+            return jnp.array(array, copy=True).block_until_ready()
         tensor = plain_tensor(array)
         if str(tensor.dtype).startswith(("torch.int", "torch.uint")):
             # JAX cuts integers to 32 bits; the nearest of those is out of range where the number is.
