@@ -145,7 +145,7 @@ def train(agent: str, config: TrainConfig, progress: Callable[[int, int, dict], 
     if config.env.endswith(".py"):  # in full, so that the run can be evaluated from any folder
         config = dataclasses.replace(config, env=str(Path(config.env).resolve()))
     trainer_class(agent, config.backend)  # imported before there is a folder, so that a wrong name leaves none
-    check_on(env, config.backend, config.device)
+    check_on(env, config.backend, config.device, config.num_envs)
     folder, made = new_folder(agent, config)
     with named_in_errors(folder), locked(folder), errors_of(env):
         with removed_on_error(folder, made):

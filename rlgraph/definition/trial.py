@@ -46,29 +46,31 @@ def check_on_numpy(env: "Environment") -> None:
             trial.find_draws(before)
 
 
-def check_on(env: "Environment", backend: str, device: Any = None) -> None:
+def check_on(env: "Environment", backend: str, device: Any = None, num_envs: int = ROWS) -> None:
     """Steps on the backend that will be used, for shapes, dtypes and devices. JAX traces them.
 
     Args:
         env: from `rlgraph.make`.
         backend: "torch" or "jax".
         device: see `rlgraph.devices`. JAX needs none to trace.
+        num_envs: how many will be stepped side by side; two other numbers are tried as well.
 
     Raises:
         UsageError: something raised, or wrong shapes or dtypes.
     """
-    _check_on(env.without_limit, backend, None if backend == "jax" else torch_device(device))
+    _check_on(env.without_limit, backend, None if backend == "jax" else torch_device(device), num_envs)
 
 
 @functools.lru_cache(maxsize=256)
-def _check_on(env: "Environment", backend: str, device: Any) -> None:
+def _check_on(env: "Environment", backend: str, device: Any, num_envs: int) -> None:
     if backend == "jax":
-        _Trial(env, JAX()).play(1, ROWS)
+        for rows in {ROWS, num_envs}:
+            _Trial(env, JAX()).play(1, rows)
         return
     import torch
 
     with torch.no_grad():
-        for rows in (ROWS, 1):
+        for rows in {ROWS, 1, num_envs}:
             _Trial(env, Torch(device)).play(2, rows)
 
 
