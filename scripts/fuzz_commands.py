@@ -316,7 +316,7 @@ def evaluate(draw: random.Random) -> Line:
         (name, REFUSED) for name in ("", "missing", "folder.py", "text.txt", "/dev/null", "fifo.py", "loop.py", ".")
     ]
     run += [(name, REFUSED) for name in (LONG, *CONTROL, *UNICODE)]
-    number = [(text, REFUSED) for text in NO_INTEGERS]
+    number = [(text, HARMLESS if text == "None" else REFUSED) for text in NO_INTEGERS]  # None: as after training
     options = {
         "run": run,
         "episodes": [("1", HARMLESS), ("3", HARMLESS), (str(2**20 + 1), REFUSED), *number],

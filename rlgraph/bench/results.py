@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rlgraph.bench.provenance import provenance
 from rlgraph.errors import CaptureError, GraphError, NonFiniteError, UsageError
-from rlgraph.files import write_atomically
+from rlgraph.files import DamagedError, read_object, write_atomically
 
 VERSION = 1
 OPTIONAL = type(None)
@@ -178,10 +178,10 @@ def read(path: Path) -> dict:
         UsageError: no such file, or not one of ours; names the first field that is wrong.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_object(path)
     except FileNotFoundError:
         raise UsageError(f"no result file {str(path)!r}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
+    except DamagedError as error:
         raise UsageError(f"{str(path)!r} is not a result file: {error}") from error
     check(content, str(path))
     return content
