@@ -141,16 +141,26 @@ def test_the_trial_comes_before_the_run_folder(backend, tmp_path, monkeypatch, c
         ("raise type('Own', (BaseException,), {})()", "Own"),
     ],
 )
-def test_what_it_raises_in_training_ends_the_run_in_one_line(raised, message, tmp_path, monkeypatch, capsys):
+def test_what_it_raises_in_a_run_ends_it_in_one_line(raised, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    path = file_of(tmp_path, *in_step(f"if x.shape[0] > 3: {raised}"))
-    assert main(["train", "ppo", "--env", "cart.py", *TRAINING]) == 2
+    path = file_of(tmp_path, *in_step(f"if x.shape[0] == 5: {raised}"))  # in the evaluation alone
+    assert main(["train", "ppo", "--env", "cart.py", *TRAINING, "--eval-episodes", "5"]) == 2
     place = f"cart.py, line {line_in(path.read_text(), raised)}: `{raised}`"
     assert capsys.readouterr().err == f"rlgraph: environment 'Cart-v0' fails: {place}: {message}\n"
-    envs = rlgraph.make_vec("cart.py", num_envs=4, device="cpu", seed=0)
+    envs = rlgraph.make_vec("cart.py", num_envs=5, device="cpu", seed=0)
     envs.reset()
     with pytest.raises(rlgraph.UsageError, match=re.escape(f"{place}: {message}")):
-        envs.step(np.zeros(4, np.int64))
+        envs.step(np.zeros(5, np.int64))
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_it_is_tried_with_the_runs_own_number_of_environments(backend, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    file_of(tmp_path, *in_step("if x.shape[0] == 4: raise KeyError('x')"))
+    words = ["train", "ppo", "--env", "cart.py", *TRAINING, "--num-envs", "4", "--backend", backend]
+    assert main(words) == 2
+    assert "step fails in" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_an_interrupt_in_a_definition_stays_one(tmp_path):
