@@ -49,6 +49,7 @@ class Trainer:
     def __init__(self, config: TrainConfig, env: Environment):
         self.config, self.env = config, env
         self.device = torch_device(config.device)
+        self._num_iterations = torch.tensor(config.num_iterations, dtype=torch.float32, device=self.device)
         on_gpu = self.device.type == "cuda"
         modes = in_turn(config.mode, self._resolve(on_gpu), on_gpu)
         attempts = {mode: functools.partial(self._prepare, mode, fallback=mode != modes[0]) for mode in modes}
@@ -122,8 +123,8 @@ class Trainer:
         return f"mode fused needs an actor-critic whose actor is an MLP, which {cls.__name__} has not; use mode graph"
 
     def _share_done(self) -> torch.Tensor:
-        """Of the run's iterations, [] float32."""
-        return self.iteration.float() / self.config.num_iterations
+        """Of the run's iterations, [] float32. Divided by a tensor of that type, it is one kernel."""
+        return self.iteration / self._num_iterations
 
     def _in_mode(self, fn):
         """A loss, compiled where the mode compiles."""

@@ -19,6 +19,7 @@ from rlgraph.errors import (
     NonFiniteError,
     OutOfMemoryError,
     UsageError,
+    in_one_line,
     is_out_of_memory,
     unknown,
 )
@@ -126,7 +127,7 @@ def _complain(message: str, code: int) -> int:
 
 def _say(message: str) -> None:
     with contextlib.suppress(OSError):  # of a stderr that takes nothing there is nowhere to tell
-        print("rlgraph:", " ".join(message.split()), file=sys.stderr)
+        print("rlgraph:", in_one_line(message), file=sys.stderr)
 
 
 def _interrupt_again(lost) -> None:

@@ -44,6 +44,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+def in_one_line(text: str) -> str:
+    """A text without line breaks, and without characters that would steer a terminal: those are written as escapes."""
+    words = " ".join(text.split())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
+
+
 def cut(words: str) -> str:
     """Not longer than one can read."""
     return words if len(words) <= 80 else f"{words[:77]}..."

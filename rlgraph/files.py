@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlgraph.errors import UsageError
+from rlgraph.errors import UsageError, in_one_line
 
 LARGEST_JSON = 2**20  # bytes; config.json and result.json have a few thousand
 
@@ -136,4 +136,4 @@ def _finite(digits: str) -> float:
 
 def say(message: str) -> None:
     """A line on stderr about a run that goes on all the same."""
-    print("rlgraph:", " ".join(message.splitlines()), file=sys.stderr)
+    print("rlgraph:", in_one_line(message), file=sys.stderr)

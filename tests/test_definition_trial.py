@@ -153,6 +153,13 @@ def test_what_it_raises_in_a_run_ends_it_in_one_line(raised, message, tmp_path, 
         envs.step(np.zeros(5, np.int64))
 
 
+def test_what_it_raises_does_not_steer_the_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    file_of(tmp_path, *in_step("raise KeyError('\\x1b[31mred') from ValueError('\\x07')"))
+    assert main(["train", "ppo", "--env", "cart.py", *TRAINING]) == 2
+    assert capsys.readouterr().err[:-1].isprintable()
+
+
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_it_is_tried_with_the_runs_own_number_of_environments(backend, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from rlgraph.definition.files import source_files
-from rlgraph.errors import CaptureError, GraphError, UsageError, is_out_of_memory
+from rlgraph.errors import CaptureError, GraphError, UsageError, in_one_line, is_out_of_memory
 
 # What an error or a wrong result says, and what to write in place of what caused it. The first that fits counts. Each
 # is a row of the table of traps in docs/environments.md.
@@ -121,10 +121,10 @@ def _said(error: BaseException) -> str:
     except Exception:
         text = ""
     name = type(error).__name__
-    return f"{name}: {_in_one_line(text)}" if text else name
+    return f"{name}: {_readable(text)}" if text else name
 
 
-def _in_one_line(text: str) -> str:
+def _readable(text: str) -> str:
     """A text in one line, not longer than one can read."""
-    words = " ".join(text.split())
+    words = in_one_line(text)
     return words if len(words) <= 200 else words[:197] + "..."
