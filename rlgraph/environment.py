@@ -162,7 +162,7 @@ def select(xp: ModuleType, mask_B: Array, new: Any, old: Any) -> Any:
     return xp.where(mask_B.reshape(mask_B.shape + (1,) * (new.ndim - 1)), new, old)
 
 
-def build(definition: ModuleType, max_episode_steps: int | None = None, **params) -> Environment:
+def build(definition: ModuleType, /, max_episode_steps: int | None = None, **params) -> Environment:
     """An `Environment` from its definition, checked against the contract.
 
     Args:

@@ -195,6 +195,13 @@ def test_a_path_is_an_environment_and_its_spec_makes_another_one(backend, counte
         rlgraph.make(counter_file.with_name("other.py"))
 
 
+def test_a_parameter_of_an_arguments_name():
+    assert (
+        "unknown environment parameter 'definition'"
+        in refused(lambda x: rlgraph.make("CartPole-v1", definition=x), [1])[0]
+    )
+
+
 def test_an_environment_file_that_cannot_be_looked_at(tmp_path):
     line = refused(rlgraph.make, [tmp_path / ("x" * 5000 + ".py")])[0]
     assert "no environment file" in line
