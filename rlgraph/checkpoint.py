@@ -77,15 +77,17 @@ def load_policy(path: Path) -> Checkpoint:
     """What `save_policy` wrote.
 
     Raises:
-        UsageError: no such file, or a damaged one.
+        UsageError: no such file, a damaged one, or one whose arrays are not of finite float32.
     """
     try:
         header, arrays = read_arrays(path)
-        return Checkpoint(path, _checked(header), {}, arrays)
+        policy = Checkpoint(path, _checked(header), {}, arrays)
     except FileNotFoundError as error:
         raise UsageError(f"no policy at {str(path)!r}: give a run folder that `rlgraph train` wrote") from error
     except DamagedError as error:
         raise UsageError(f"policy file {str(path)!r} is damaged: {error}") from error
+    check_numbers(policy)
+    return policy
 
 
 def check_same_layout(expected: dict[str, tuple[int, ...]], arrays: dict[str, np.ndarray]) -> None:
@@ -217,7 +219,7 @@ def choose(run: Path, which: str) -> Checkpoint:
     """A checkpoint of a run: "last"; "best", the one of the best score; or the number of its steps.
 
     Raises:
-        UsageError: there is none such, or it is damaged, or cannot be read.
+        UsageError: there is none such, or it is damaged, or cannot be read; or its policy is not of finite float32.
     """
 
     def chosen() -> list[Path]:
@@ -229,6 +231,7 @@ def choose(run: Path, which: str) -> Checkpoint:
     if found is None:
         known = f"known: last, best, {', '.join(map(str, saved(run)))}" if saved(run) else "it has none"
         raise UsageError(f"run {str(run)!r} has no checkpoint {shown(which)}; {known}")
+    check_numbers(found)
     return found
 
 

@@ -1,7 +1,6 @@
 """The `rlgraph` command: exit codes, streams and Ctrl-C. What each command does is imported when it is asked for."""
 
 import _thread
-import contextlib
 import io
 import os
 import signal
@@ -19,10 +18,10 @@ from rlgraph.errors import (
     NonFiniteError,
     OutOfMemoryError,
     UsageError,
-    in_one_line,
     is_out_of_memory,
     unknown,
 )
+from rlgraph.files import say
 
 USAGE = """usage: rlgraph COMMAND ...
 
@@ -50,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # not every terminal can show a frame or ±
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *where: _say(str(message))
+        warnings.showwarning = lambda message, *where: say(str(message))
         code = _run_program() if argv is None else _run(argv)
     lost = [_thrown_away(stream) for stream in (sys.stdout, sys.stderr)]
     return code or int(any(lost))
@@ -121,13 +120,8 @@ def _code_of(error: BaseException) -> int:
 
 
 def _complain(message: str, code: int) -> int:
-    _say(message)
+    say(message)
     return code
-
-
-def _say(message: str) -> None:
-    with contextlib.suppress(OSError):  # of a stderr that takes nothing there is nowhere to tell
-        print("rlgraph:", in_one_line(message), file=sys.stderr)
 
 
 def _interrupt_again(lost) -> None:

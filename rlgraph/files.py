@@ -3,6 +3,7 @@
 "Is not there" and "cannot be read" are told apart: only what is not there may be made anew.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -135,5 +136,6 @@ def _finite(digits: str) -> float:
 
 
 def say(message: str) -> None:
-    """A line on stderr about a run that goes on all the same."""
-    print("rlgraph:", in_one_line(message), file=sys.stderr)
+    """A line on stderr, for what goes on all the same, and for what has ended."""
+    with contextlib.suppress(OSError):  # of a stderr that takes nothing there is nowhere to tell
+        print("rlgraph:", in_one_line(message), file=sys.stderr)

@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 from types import ModuleType
 
-from rlgraph.arguments import choice, integer, text
+from rlgraph.arguments import choice, text
 from rlgraph.definition.files import source_files
 from rlgraph.definition.modules import load
 from rlgraph.environment import Environment, build
@@ -22,7 +22,6 @@ ENVIRONMENTS: dict[str, str | ModuleType] = {
     "MountainCarContinuous-v0": "rlgraph.envs.mountain_car_continuous",
     "Pendulum-v1": "rlgraph.envs.pendulum",
 }
-MOST_STEPS = 2**31 - 1  # of an episode: they are counted in an int32
 
 
 def register(definition: ModuleType) -> None:
@@ -54,8 +53,6 @@ def make(id: str | os.PathLike, max_episode_steps: int | None = None, **params) 
     Raises:
         UsageError: no such name, file or parameter, or a definition that breaks the contract.
     """
-    if max_episode_steps is not None:
-        max_episode_steps = integer("max_episode_steps", max_episode_steps, most=MOST_STEPS)
     return build(_definition(text("id", id)), max_episode_steps=max_episode_steps, **params)
 
 

@@ -346,7 +346,6 @@ def evaluate_run(
     trainer = trainer_class(agent, backend or config.backend)
     played = _policy_at_the_end(folder, config) if checkpoint is None else choose(folder, checkpoint)
     check_same_run(identity(agent, config, sources), played.header, played.in_words)
-    check_numbers(played)
     env = _recorded_env(folder, config, sources)
     config = dataclasses.replace(config, device=device_name(device))
     check_on(env, backend or config.backend, config.device)

@@ -153,6 +153,12 @@ def test_what_it_raises_in_a_run_ends_it_in_one_line(raised, message, tmp_path, 
         envs.step(np.zeros(5, np.int64))
 
 
+def test_a_trial_takes_no_more_memory_where_a_run_has_many_environments(tmp_path):
+    env = rlgraph.make(str(file_of(tmp_path, *in_step("if x.shape[0] > 4096: raise KeyError('x')"))))
+    for backend in ("torch", "jax"):
+        check_on(env, backend, "cpu", num_envs=10**9)
+
+
 def test_what_it_raises_does_not_steer_the_terminal(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     file_of(tmp_path, *in_step("raise KeyError('\\x1b[31mred') from ValueError('\\x07')"))

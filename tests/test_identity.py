@@ -15,7 +15,7 @@ from test_checkpoint import CONFIGS, TINY, assert_same, complaint, end_in_iterat
 import rlgraph
 from rlgraph.agents import AGENTS
 from rlgraph.arrays_file import read_arrays, write_arrays
-from rlgraph.checkpoint import Checkpoints, newest, saved
+from rlgraph.checkpoint import Checkpoints, load_policy, newest, saved
 from rlgraph.cli import main
 from rlgraph.registry import ENVIRONMENTS, register
 from rlgraph.train import evaluate_run, resume, train
@@ -118,6 +118,15 @@ def test_a_checkpoint_of_a_policy_that_is_not_finite_is_refused(run, capsys):
         line = complaint(capsys, *words)
         assert line.startswith(f"{NAME!r} holds NaN or infinity in checkpoint {str(path)!r}: ")
     assert main(["eval", str(run), "--episodes", "2"]) == 0  # the policy file is another one
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_a_policy_that_is_not_finite_is_not_loaded_by_a_program_either(number, run):
+    header, arrays = read_arrays(run / "policy.safetensors")
+    arrays[NAME][0, 0] = number
+    write_arrays(run / "policy.safetensors", header, arrays)
+    with pytest.raises(rlgraph.UsageError, match=f"^{NAME!r} holds NaN or infinity in policy file"):
+        load_policy(run / "policy.safetensors")
 
 
 # ---- what is played is what was trained

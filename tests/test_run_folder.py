@@ -17,6 +17,7 @@ from test_checkpoint import STEP, TINY, assert_same_run, complaint, end_in_itera
 
 from rlgraph.checkpoint import newest, saved
 from rlgraph.cli import main
+from rlgraph.files import say
 from rlgraph.metrics import MetricsLog
 from rlgraph.train import resume, train
 
@@ -487,3 +488,12 @@ def test_tensorboard_reads_a_resumed_run_beside_another_writers_file(run):
     (run / "events.out.tfevents.000000.bak").unlink()
     steps = [event.step for event in EventAccumulator(str(run)).Reload().Scalars("entropy")]
     assert steps == [STEP * i for i in range(1, 9)]
+
+
+def test_what_is_said_beside_a_run_does_not_end_it(monkeypatch):
+    class Gone:
+        def write(self, text):
+            raise BrokenPipeError(32, "no reader")
+
+    monkeypatch.setattr("sys.stderr", Gone())
+    say("metrics are damaged")

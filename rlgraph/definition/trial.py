@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # it imports this module
     from rlgraph.environment import Environment
 
 ROWS = 3
+MOST_ROWS = 2**12  # more would find nothing else, and take the memory that the run needs
 STEPS = 3
 CLOSE = 1e-3  # relative: numpy may add up in another order where there are more rows
 
@@ -53,24 +54,24 @@ def check_on(env: "Environment", backend: str, device: Any = None, num_envs: int
         env: from `rlgraph.make`.
         backend: "torch" or "jax".
         device: see `rlgraph.devices`. JAX needs none to trace.
-        num_envs: how many will be stepped side by side; two other numbers are tried as well.
+        num_envs: how many will be stepped side by side: as many are tried too, up to MOST_ROWS.
 
     Raises:
         UsageError: something raised, or wrong shapes or dtypes.
     """
-    _check_on(env.without_limit, backend, None if backend == "jax" else torch_device(device), num_envs)
+    _check_on(env.without_limit, backend, None if backend == "jax" else torch_device(device), min(num_envs, MOST_ROWS))
 
 
 @functools.lru_cache(maxsize=256)
 def _check_on(env: "Environment", backend: str, device: Any, num_envs: int) -> None:
     if backend == "jax":
-        for rows in {ROWS, num_envs}:
+        for rows in dict.fromkeys((ROWS, num_envs)):
             _Trial(env, JAX()).play(1, rows)
         return
     import torch
 
     with torch.no_grad():
-        for rows in {ROWS, 1, num_envs}:
+        for rows in dict.fromkeys((ROWS, 1, num_envs)):
             _Trial(env, Torch(device)).play(2, rows)
 
 
