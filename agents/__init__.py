@@ -17,31 +17,31 @@ class Agent(NamedTuple):
 
 AGENTS = {
     "dqn": Agent(
-        config="rlgraph.agents.dqn",
+        config="rlgraph.agents.dqn.config",
         config_class="DQNConfig",
         trainer="DQN",
-        torch="rlgraph.agents.dqn_torch",
-        jax="rlgraph.agents.dqn_jax",
+        torch="rlgraph.agents.dqn.torch",
+        jax="rlgraph.agents.dqn.jax",
     ),
     "ppo": Agent(
-        config="rlgraph.agents.ppo",
+        config="rlgraph.agents.ppo.config",
         config_class="PPOConfig",
         trainer="PPO",
-        torch="rlgraph.agents.ppo_torch",
-        jax="rlgraph.agents.ppo_jax",
+        torch="rlgraph.agents.ppo.torch",
+        jax="rlgraph.agents.ppo.jax",
     ),
     "pqn": Agent(
-        config="rlgraph.agents.pqn",
+        config="rlgraph.agents.pqn.config",
         config_class="PQNConfig",
         trainer="PQN",
-        torch="rlgraph.agents.pqn_torch",
-        jax="rlgraph.agents.pqn_jax",
+        torch="rlgraph.agents.pqn.torch",
+        jax="rlgraph.agents.pqn.jax",
     ),
     "sac": Agent(
-        config="rlgraph.agents.sac",
+        config="rlgraph.agents.sac.config",
         config_class="SACConfig",
         trainer="SAC",
-        torch="rlgraph.agents.sac_torch",
-        jax="rlgraph.agents.sac_jax",
+        torch="rlgraph.agents.sac.torch",
+        jax="rlgraph.agents.sac.jax",
     ),
 }

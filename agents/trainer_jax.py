@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlgraph.agents.networks_jax import from_arrays, to_arrays
+from rlgraph.agents.networks.jax import from_arrays, to_arrays
 from rlgraph.config import TrainConfig
 from rlgraph.devices import jax_device
 from rlgraph.environment import Environment
 from rlgraph.errors import UsageError
-from rlgraph.graph.xla import Readback, prepare
 from rlgraph.modes import MODES, resolve
 from rlgraph.precision import jax_32_bits, jax_matmul_precision
 from rlgraph.rollout.jax import evaluate
-from rlgraph.state_jax import flat_state, numbers_of, restore
+from rlgraph.runs.state_jax import flat_state, numbers_of, restore
+from rlgraph.xla import Readback, prepare
 
 # Environment steps in one turn of XLA's host loop on a GPU; measured with PPO, see docs/results.md.
 GPU_UNROLL = 16

@@ -8,8 +8,8 @@ from types import ModuleType
 import numpy as np
 import torch
 
-from rlgraph.agents import returns_torch
-from rlgraph.agents.networks_torch import from_arrays, to_arrays
+from rlgraph.agents.networks.torch import from_arrays, to_arrays
+from rlgraph.agents.parts import returns_torch
 from rlgraph.config import TrainConfig
 from rlgraph.devices import torch_device, torch_single_thread
 from rlgraph.environment import Environment
@@ -19,11 +19,11 @@ from rlgraph.graph.capture import Graph, capture
 from rlgraph.graph.compile import compiled, graph_breaks_allowed
 from rlgraph.graph.pool import GraphPool
 from rlgraph.graph.readback import Readback, Readbacks
+from rlgraph.kernels.rollouts import FusedEvaluation
 from rlgraph.modes import MODES, compiles, in_turn, resolve
 from rlgraph.precision import torch_matmul_precision
-from rlgraph.rollout.fused import FusedEvaluation
 from rlgraph.rollout.torch import evaluate
-from rlgraph.state_torch import flat_state, restore
+from rlgraph.runs.state_torch import flat_state, restore
 
 
 class Trainer:
@@ -134,7 +134,7 @@ class Trainer:
     def _returns_module(in_kernels: bool) -> ModuleType:
         """What sums along time: `returns_torch`, or the same functions in one kernel each, which import Triton."""
         if in_kernels:
-            from rlgraph.fused import returns
+            from rlgraph.kernels import returns
 
             return returns
         return returns_torch

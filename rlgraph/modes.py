@@ -35,7 +35,7 @@ def resolve(backend: str, mode: str, on_gpu: bool) -> str:
     """The name of the mode to run: "auto" is `graph` on a GPU, else `eager` (torch) or `jit` (jax).
 
     On a CPU torch's eager mode is the default because compiling takes longer than most runs there. Whether `fused`
-    applies depends on environment and policy (`rlgraph.rollout.fused.why_not`), so torch's trainers decide that.
+    applies depends on environment and policy (`rlgraph.kernels.rollouts.why_not`), so torch's trainers decide that.
 
     Raises:
         UsageError: there is no such backend, or it has no such mode.

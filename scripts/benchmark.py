@@ -2,7 +2,7 @@
 
 import sys
 
-from rlgraph.cli import main
+from rlgraph.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main(["bench", *sys.argv[1:]]))

@@ -147,15 +147,15 @@ def serve() -> None:
 def _import_everything() -> None:
     """But no JAX backend is begun, and no thread started: neither survives a fork."""
     import rlgraph.bench.cli
-    import rlgraph.cli
-    import rlgraph.graph.show
+    import rlgraph.cli.graph_show
+    import rlgraph.cli.main
     from rlgraph.agents import AGENTS
 
     for agent in AGENTS.values():
         for module in (agent.config, agent.torch, agent.jax):
             importlib.import_module(module)
-    from rlgraph.agents.ppo import PPOConfig
-    from rlgraph.agents.ppo_torch import PPO
+    from rlgraph.agents.ppo.config import PPOConfig
+    from rlgraph.agents.ppo.torch import PPO
 
     PPO(PPOConfig(num_envs=1, device="cpu"), rlgraph.make("CartPole-v1"))  # torch imports the rest of itself
 
@@ -174,7 +174,7 @@ def _become(command: dict) -> None:
     sys.stdout = sys.__stdout__ = _stream(1, command["out"], "strict")
     sys.stderr = sys.__stderr__ = _stream(2, command["err"], "backslashreplace")
     sys.argv = ["rlgraph", *command["argv"]]
-    from rlgraph.cli import main
+    from rlgraph.cli.main import main
 
     try:
         code = main()

@@ -10,7 +10,7 @@ from pathlib import Path
 from fuzz_oracle import EITHER, HARMLESS, REFUSED, Case, worst
 
 from rlgraph.agents import AGENTS
-from rlgraph.train import config_class
+from rlgraph.runs.train import config_class
 
 # ---- a command line that is right, as small as can be
 

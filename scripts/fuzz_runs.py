@@ -13,7 +13,7 @@ from fuzz_oracle import EITHER, HARMLESS, NOTICED, REFUSED, Case, worst
 from safetensors import safe_open
 from safetensors.numpy import save
 
-from rlgraph.arrays_file import _checksum
+from rlgraph.runs.arrays_file import _checksum
 
 OPTIONS = {
     "ppo": ["ppo", "--num-minibatches", "2"],

@@ -15,17 +15,17 @@ from pathlib import Path
 import torch
 
 import rlgraph
-from rlgraph.agents.ppo_torch import PPO
+from rlgraph.agents.ppo.torch import PPO
 from rlgraph.bench.results import out_options, write_measured
 from rlgraph.graph.auto import auto
-from rlgraph.graph.branches import branches
 from rlgraph.graph.capture import capture
-from rlgraph.graph.control import if_graph, while_graph
+from rlgraph.graph.device.branches import branches
+from rlgraph.graph.device.control import if_graph, while_graph
+from rlgraph.graph.device.relaunch import relaunching
 from rlgraph.graph.pool import SIZES, GraphPool
-from rlgraph.graph.relaunch import relaunching
-from rlgraph.rollout.fused import FusedCollector
+from rlgraph.kernels.rollouts import FusedCollector
 from rlgraph.rollout.torch import Collector
-from rlgraph.train import default_config
+from rlgraph.runs.train import default_config
 
 REPEATS, REPLAYS, ITERATIONS = 20, 200, 1000
 DEVICE = "cuda"

@@ -23,10 +23,10 @@ import torch
 
 import rlgraph
 from rlgraph.bench.results import count, errors_in_a_line, out_options, write_measured
-from rlgraph.checkpoint import BEGINNING
-from rlgraph.loop import Clock, Loop
-from rlgraph.metrics import MetricsLog
-from rlgraph.train import default_config, metric_names, trainer_class
+from rlgraph.runs.checkpoint import BEGINNING
+from rlgraph.runs.loop import Clock, Loop
+from rlgraph.runs.metrics import MetricsLog
+from rlgraph.runs.train import default_config, metric_names, trainer_class
 
 WARMUP = 5  # launches, the first of which compile
 FIGURES = ("launch_wall_us", "launch_thread_us", "record_wall_us", "record_thread_us")

@@ -14,8 +14,8 @@ import sys
 import torch
 
 import rlgraph
-from rlgraph.agents.ppo import PPOConfig
-from rlgraph.agents.ppo_torch import PPO
+from rlgraph.agents.ppo.config import PPOConfig
+from rlgraph.agents.ppo.torch import PPO
 from rlgraph.bench.results import count, errors_in_a_line, out_options, write_measured
 from rlgraph.bench.torch_variants import timer
 from rlgraph.precision import PRECISIONS

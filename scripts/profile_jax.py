@@ -16,10 +16,10 @@ import time
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_enable_command_buffers_during_profiling=true"
 
 import rlgraph
-from rlgraph.agents import ppo_jax
+from rlgraph.agents.ppo import jax as ppo_jax
 from rlgraph.bench.jax_variants import event_names
 from rlgraph.bench.results import count, errors_in_a_line, out_options, write_measured
-from rlgraph.train import default_config
+from rlgraph.runs.train import default_config
 
 COUNTED = {"graph launches": "GraphLaunch", "kernel launches": "LaunchKernel", "copies from host": "MemcpyH2D"}
 WARMUP = 3  # launches: XLA records its command buffers in the first ones

@@ -27,7 +27,7 @@ MOST_POINTS = 130  # of a curve: more than a plot shows only make the file large
 def train(args, seed, folder):
     """The run's result.json, versions.json and the rows of its metrics.jsonl."""
     run_dir = folder / str(seed)
-    command = [sys.executable, "-m", "rlgraph.cli", "train", args.agent, "--env", args.env, "--backend", args.backend]
+    command = [sys.executable, "-m", "rlgraph", "train", args.agent, "--env", args.env, "--backend", args.backend]
     command += ["--seed", str(seed), "--run-dir", str(run_dir), *args.options]
     environment = dict(os.environ)
     if args.jobs > 1:

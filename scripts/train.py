@@ -2,7 +2,7 @@
 
 import sys
 
-from rlgraph.cli import main
+from rlgraph.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main(["train", *sys.argv[1:]]))

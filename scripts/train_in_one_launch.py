@@ -18,14 +18,14 @@ import time
 import torch
 
 import rlgraph
-from rlgraph.agents.one_launch import UntilSolved
-from rlgraph.agents.ppo import PPOConfig
-from rlgraph.agents.ppo_torch import PPO
+from rlgraph.agents.ppo.config import PPOConfig
+from rlgraph.agents.ppo.one_launch import UntilSolved
+from rlgraph.agents.ppo.torch import PPO
 from rlgraph.bench.results import count, errors_in_a_line, out_options, write_measured
 from rlgraph.environment import Environment
 from rlgraph.errors import UsageError
-from rlgraph.finite import check_learned
-from rlgraph.train import default_config, evaluation_seed
+from rlgraph.runs.finite import check_learned
+from rlgraph.runs.train import default_config, evaluation_seed
 
 
 def train(config: PPOConfig, env: Environment, target: float, eval_episodes: int) -> dict:

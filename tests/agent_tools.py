@@ -12,10 +12,12 @@ import pytest
 import torch
 
 import rlgraph
-from rlgraph.agents import AGENTS, networks_jax, networks_torch
+from rlgraph.agents import AGENTS
+from rlgraph.agents.networks import jax as networks_jax
+from rlgraph.agents.networks import torch as networks_torch
 from rlgraph.agents.trainer_torch import Trainer as TorchTrainer
 from rlgraph.errors import UsageError
-from rlgraph.train import metric_names, trainer_class
+from rlgraph.runs.train import metric_names, trainer_class
 
 BACKENDS = ["torch", "jax"]
 FASTEST = {"torch": "eager", "jax": "jit"}  # modes, on a CPU

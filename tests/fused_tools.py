@@ -15,12 +15,12 @@ from diagnostics import Wander
 from gymnasium.spaces import Box
 
 import rlgraph
-from rlgraph.agents.networks_torch import ActorCritic
+from rlgraph.agents.networks.torch import ActorCritic
 from rlgraph.environment import SAME_STEP
 from rlgraph.environment import build as build_env
-from rlgraph.fused import build
-from rlgraph.fused.networks import Network, values_kernel
-from rlgraph.fused.rollouts import RolloutWriter
+from rlgraph.kernels import build
+from rlgraph.kernels.networks import Network, values_kernel
+from rlgraph.kernels.rollout_writer import RolloutWriter
 from rlgraph.rollout.torch import Collector, copy_into
 
 interpreted = pytest.mark.skipif(
@@ -158,7 +158,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def cartpole_sources():
     """Golden files and their texts: what mode fused writes for PPO's networks on a GPU."""
-    from rlgraph.agents.ppo_fused import GradientWriter  # imports Triton, which other tests here do without
+    from rlgraph.kernels.ppo_updates import GradientWriter  # imports Triton, which other tests here do without
 
     env = rlgraph.make("CartPole-v1")
     actor = Network("actor", (4, 64, 64, 2), "tanh", "tf32", relative=True)

@@ -16,8 +16,8 @@ import torch
 
 import rlgraph
 from rlgraph import devices, modes
-from rlgraph.agents.dqn import DQNConfig
-from rlgraph.train import default_config, evaluate_run, resume, train, trainer_class
+from rlgraph.agents.dqn.config import DQNConfig
+from rlgraph.runs.train import default_config, evaluate_run, resume, train, trainer_class
 from rlgraph.vector import base
 
 BACKENDS = ("torch", "jax")

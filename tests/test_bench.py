@@ -16,7 +16,7 @@ import pytest
 from rlgraph.bench import harness, report, results
 from rlgraph.bench.provenance import provenance
 from rlgraph.bench.variants import VARIANTS, Workload, disagreement
-from rlgraph.cli import main
+from rlgraph.cli.main import main
 
 TESTS = Path(__file__).parent
 FAKES = ["--modules", "bench_fakes", "--num-envs", "8", "--num-steps", "10", "--device", "cpu"]
@@ -243,7 +243,7 @@ def test_wrong_options_get_one_line(tmp_path, monkeypatch, capsys, options, mess
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path):
     path, log = tmp_path / "r.json", tmp_path / "log"
-    command = [sys.executable, "-m", "rlgraph.cli", "bench", *FAKES, "--variants", "fake-eager,fake-slow"]
+    command = [sys.executable, "-m", "rlgraph", "bench", *FAKES, "--variants", "fake-eager,fake-slow"]
     environment = {**os.environ, "PYTHONPATH": str(TESTS), "BENCH_FAKES_LOG": str(log)}
     options = ["--columns", "env", "--repeats", "1000", "--out", str(path)]
     run = subprocess.Popen(

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from test_checkpoint import STEP, TINY, complaint, press_ctrl_c
 
-from rlgraph.checkpoint import BEGINNING, Checkpoints, choose, load_policy, newest, saved
 from rlgraph.errors import UsageError
-from rlgraph.run_folder import locked
-from rlgraph.train import evaluate_run, resume, train
+from rlgraph.runs.checkpoint import BEGINNING, Checkpoints, choose, load_policy, newest, saved
+from rlgraph.runs.folder import locked
+from rlgraph.runs.train import evaluate_run, resume, train
 
 READS = 200
 
@@ -23,7 +23,7 @@ WRITER = """
 import itertools, sys
 from pathlib import Path
 import numpy as np
-from rlgraph.checkpoint import BEGINNING, Checkpoints, save_policy
+from rlgraph.runs.checkpoint import BEGINNING, Checkpoints, save_policy
 run = Path(sys.argv[1])
 checkpoints = Checkpoints(run, 1, {})
 for steps in itertools.count(1):
@@ -102,7 +102,7 @@ def test_a_training_is_evaluated_while_it_goes_on(tmp_path, capsys):
 HOLDER = """
 import multiprocessing, os, subprocess, sys, time
 from pathlib import Path
-from rlgraph.run_folder import locked
+from rlgraph.runs.folder import locked
 with locked(Path(sys.argv[1])):
     if sys.argv[2] == "fork":
         child = os.fork()
@@ -141,7 +141,7 @@ CHILD = """
 import os, sys
 from pathlib import Path
 from rlgraph.errors import UsageError
-from rlgraph.run_folder import locked
+from rlgraph.runs.folder import locked
 
 def is_taken():
     try:

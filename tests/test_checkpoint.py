@@ -16,18 +16,20 @@ from safetensors.numpy import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import rlgraph
-from rlgraph import checkpoint, identity
-from rlgraph.agents import AGENTS, ppo_jax, ppo_torch
-from rlgraph.agents.dqn import DQNConfig
-from rlgraph.agents.ppo import PPOConfig
-from rlgraph.agents.pqn import PQNConfig
-from rlgraph.agents.sac import SACConfig
-from rlgraph.checkpoint import BEGINNING, Checkpoints, newest, saved
-from rlgraph.cli import main
+from rlgraph.agents import AGENTS
+from rlgraph.agents.dqn.config import DQNConfig
+from rlgraph.agents.ppo import jax as ppo_jax
+from rlgraph.agents.ppo import torch as ppo_torch
+from rlgraph.agents.ppo.config import PPOConfig
+from rlgraph.agents.pqn.config import PQNConfig
+from rlgraph.agents.sac.config import SACConfig
+from rlgraph.cli.main import main
 from rlgraph.errors import UsageError
-from rlgraph.metrics import MetricsLog
-from rlgraph.run_folder import locked
-from rlgraph.train import resume, train, trainer_class
+from rlgraph.runs import checkpoint, identity
+from rlgraph.runs.checkpoint import BEGINNING, Checkpoints, newest, saved
+from rlgraph.runs.folder import locked
+from rlgraph.runs.metrics import MetricsLog
+from rlgraph.runs.train import resume, train, trainer_class
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 COMMON = {"num_envs": 4, "hidden": (8,), "device": "cpu", "eval_episodes": 2}

@@ -21,11 +21,11 @@ import torch
 from safetensors.numpy import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import rlgraph.agents.ppo_torch
-from rlgraph.agents.ppo import METRICS, PPOConfig
-from rlgraph.cli import COMMANDS, main
+import rlgraph.agents.ppo.torch
+from rlgraph.agents.ppo.config import METRICS, PPOConfig
+from rlgraph.cli.main import COMMANDS, main
 from rlgraph.registry import ENVIRONMENTS
-from rlgraph.train import evaluate_run, evaluation_seed, run_config
+from rlgraph.runs.train import evaluate_run, evaluation_seed, run_config
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 ROOT = Path(__file__).parent.parent
@@ -72,7 +72,7 @@ def observe(xp, s, p):
 # Runs the command line, then notes in a file which backends it has loaded.
 NOTING_MODULES = """
 import sys
-from rlgraph.cli import main
+from rlgraph.cli.main import main
 code = main(sys.argv[2:])
 backends = {"torch", "jax", "jaxlib", "equinox", "optax"}
 open(sys.argv[1], "w").write(" ".join(sorted({name.split(".")[0] for name in sys.modules} & backends)))
@@ -84,7 +84,7 @@ sys.exit(code)
 HEARING_CTRL_C = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from rlgraph.cli import main
+from rlgraph.cli.main import main
 sys.exit(main())
 """
 
@@ -623,7 +623,7 @@ def test_ctrl_c_while_the_trainer_is_built_leaves_no_folder(train, monkeypatch, 
     def interrupted(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(rlgraph.agents.ppo_torch, "PPO", interrupted)
+    monkeypatch.setattr(rlgraph.agents.ppo.torch, "PPO", interrupted)
     assert train("--run-dir", "run") == 130
     assert capsys.readouterr() == ("", "rlgraph: interrupted; no policy was saved\n")
     assert not Path("run").exists()
@@ -634,7 +634,7 @@ def test_ctrl_c_during_the_evaluation_keeps_the_policy(train, monkeypatch, capsy
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(rlgraph.agents.ppo_torch.PPO, "evaluate_policy", interrupted)
+        patch.setattr(rlgraph.agents.ppo.torch.PPO, "evaluate_policy", interrupted)
         assert train("--run-dir", "run") == 130
     out, err = capsys.readouterr()
     assert err == ""
@@ -643,7 +643,7 @@ def test_ctrl_c_during_the_evaluation_keeps_the_policy(train, monkeypatch, capsy
 
 def press_ctrl_c_in_iteration(monkeypatch, presses: list[float]) -> None:
     """In the first iteration, at these times on a clock of its own."""
-    iterate = rlgraph.agents.ppo_torch.PPO.iterate
+    iterate = rlgraph.agents.ppo.torch.PPO.iterate
 
     def pressed(self):
         with monkeypatch.context() as patch:
@@ -652,7 +652,7 @@ def press_ctrl_c_in_iteration(monkeypatch, presses: list[float]) -> None:
                 signal.raise_signal(signal.SIGINT)
         return iterate(self)
 
-    monkeypatch.setattr(rlgraph.agents.ppo_torch.PPO, "iterate", pressed)
+    monkeypatch.setattr(rlgraph.agents.ppo.torch.PPO, "iterate", pressed)
 
 
 def test_a_later_second_ctrl_c_ends_it_at_once(train, monkeypatch, capsys):
@@ -708,7 +708,7 @@ def test_a_terminal_that_knows_only_ascii_gets_what_it_can_show(runs, monkeypatc
 
 def test_a_reader_that_leaves_early_is_no_failure_to_report(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-m", "rlgraph.cli", "envs"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
+        [sys.executable, "-m", "rlgraph", "envs"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
     )
     process.stdout.close()
     assert process.stderr.read() == b""

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-import rlgraph.agents.dqn_jax
-import rlgraph.agents.ppo_torch
+import rlgraph.agents.dqn.jax
+import rlgraph.agents.ppo.torch
 import rlgraph.bench.solve
-import rlgraph.graph.show
-from rlgraph.cli import COMMANDS, main
+import rlgraph.cli.graph_show
+from rlgraph.cli.main import COMMANDS, main
 from rlgraph.errors import CaptureError
 from rlgraph.graph.capture import _say_once_that_nothing_is_captured
 
@@ -24,7 +24,7 @@ HEARS_CTRL_C = "import signal, sys; signal.signal(signal.SIGINT, signal.default_
 
 def shell(line: str, cwd: Path) -> subprocess.CompletedProcess:
     """A command line with its redirections; `rlgraph` is this one."""
-    line = line.replace("rlgraph", f"{sys.executable} -m rlgraph.cli", 1)
+    line = line.replace("rlgraph", f"{sys.executable} -m rlgraph", 1)
     return subprocess.run(line, shell=True, cwd=cwd, capture_output=True, text=True, check=False)
 
 
@@ -90,7 +90,7 @@ class Press:
             PRESS()
 
 sys.meta_path.insert(0, Press())
-from rlgraph.cli import main
+from rlgraph.cli.main import main
 sys.argv[1:] = WORDS.split()
 sys.exit(main())
 """
@@ -134,9 +134,8 @@ def test_ctrl_c_while_it_loads_is_one_line(words, module, press, tmp_path):
 
 
 def test_importing_the_command_imports_no_library():
-    script = (
-        "import sys, rlgraph.cli\nprint(*{'numpy', 'gymnasium', 'rich', 'tyro', 'torch', 'jax'} & set(sys.modules))"
-    )
+    libraries = "'numpy', 'gymnasium', 'rich', 'tyro', 'torch', 'jax'"
+    script = f"import sys, rlgraph.cli.main\nprint(*{{{libraries}}} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == ""
 
 
@@ -222,13 +221,13 @@ def test_a_refusal_leaves_the_folders_that_were_there(made, tmp_path, monkeypatc
     [
         (
             "ppo",
-            rlgraph.agents.ppo_torch,
+            rlgraph.agents.ppo.torch,
             "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried 400 TB",
             "lower --num-envs, --num-steps, --hidden or --eval-episodes",
         ),
         (
             "dqn --backend jax --env CartPole-v1",
-            rlgraph.agents.dqn_jax,
+            rlgraph.agents.dqn.jax,
             "RESOURCE_EXHAUSTED: Out of memory allocating 400 bytes",
             "lower --num-envs, --num-steps, --replay-capacity, --minibatch-size, --hidden or --eval-episodes",
         ),
@@ -259,8 +258,8 @@ def test_out_of_memory_names_options_of_the_command(tmp_path, monkeypatch, capsy
         assert err.startswith("rlgraph: out of memory: ")
         said[" ".join(words[:2])] = err.removeprefix("rlgraph: out of memory: ").rstrip("\n")
 
-    monkeypatch.setattr(rlgraph.graph.show, "_check_that_a_graph_is_captured", lambda options: None)
-    monkeypatch.setattr(rlgraph.graph.show, "_info", out_of_memory)
+    monkeypatch.setattr(rlgraph.cli.graph_show, "_check_that_a_graph_is_captured", lambda options: None)
+    monkeypatch.setattr(rlgraph.cli.graph_show, "_info", out_of_memory)
     monkeypatch.setattr(rlgraph.bench.solve, "_measure", out_of_memory)
     monkeypatch.setattr("rlgraph.bench.cli._measure", out_of_memory)
     command("graph", "show", "--agent", "sac", "--env", "Pendulum-v1")
@@ -277,8 +276,8 @@ def test_out_of_memory_in_a_run_that_goes_on_or_is_played(tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     assert main(["train", "ppo", *TINY, "--run-dir", "run"]) == 0
     capsys.readouterr()
-    monkeypatch.setattr("rlgraph.commands.resume", out_of_memory)
-    monkeypatch.setattr("rlgraph.commands.evaluate_run", out_of_memory)
+    monkeypatch.setattr("rlgraph.cli.commands.resume", out_of_memory)
+    monkeypatch.setattr("rlgraph.cli.commands.evaluate_run", out_of_memory)
     assert main(["train", "--resume", "run"]) == 1
     assert "free some, or train anew with smaller sizes than those in run/config.json" in capsys.readouterr().err
     assert main(["eval", "run"]) == 1
@@ -287,7 +286,7 @@ def test_out_of_memory_in_a_run_that_goes_on_or_is_played(tmp_path, monkeypatch,
 
 def test_an_environment_of_ones_own_may_take_the_memory(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rlgraph.commands.train", out_of_memory)
+    monkeypatch.setattr("rlgraph.cli.commands.train", out_of_memory)
     assert main(["train", "ppo", "--env", "my_env.py"]) == 1
     assert capsys.readouterr().err.endswith("--hidden, --eval-episodes or what my_env.py allocates\n")
 
@@ -296,8 +295,8 @@ def test_advice_to_run_without_a_graph_is_for_who_can_choose_the_mode(monkeypatc
     def no_graph(*args):
         raise CaptureError("no graph")
 
-    monkeypatch.setattr("rlgraph.commands.train", no_graph)
-    monkeypatch.setattr("rlgraph.commands.resume", no_graph)
+    monkeypatch.setattr("rlgraph.cli.commands.train", no_graph)
+    monkeypatch.setattr("rlgraph.cli.commands.resume", no_graph)
     for words, advice in (("train ppo", "; --mode eager runs without a graph"), ("train --resume run", "")):
         assert main(words.split()) == 1
         assert capsys.readouterr().err == f"rlgraph: no graph{advice}\n"

@@ -14,18 +14,18 @@ import torch
 from safetensors.numpy import load_file
 
 from rlgraph.agents import AGENTS
-from rlgraph.agents.dqn import DQNConfig
-from rlgraph.agents.ppo import METRICS, PPOConfig
-from rlgraph.agents.pqn import PQNConfig
-from rlgraph.agents.sac import SACConfig
+from rlgraph.agents.dqn.config import DQNConfig
+from rlgraph.agents.ppo.config import METRICS, PPOConfig
+from rlgraph.agents.pqn.config import PQNConfig
+from rlgraph.agents.sac.config import SACConfig
 from rlgraph.bench.cli import BenchOptions, _plan
 from rlgraph.bench.solve import options_class as solve_options
-from rlgraph.commands import EvalOptions
+from rlgraph.cli.commands import EvalOptions
+from rlgraph.cli.graph_show import options_class as show_options
 from rlgraph.errors import UsageError
-from rlgraph.graph.show import options_class as show_options
 from rlgraph.registry import make
-from rlgraph.run_folder import read_config, write_config
-from rlgraph.train import config_class, train, trainer_class
+from rlgraph.runs.folder import read_config, write_config
+from rlgraph.runs.train import config_class, train, trainer_class
 
 CONFIGS = [PPOConfig, DQNConfig, PQNConfig, SACConfig]
 OPTIONS = [*CONFIGS, solve_options(SACConfig), show_options(PPOConfig), BenchOptions, EvalOptions]

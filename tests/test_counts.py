@@ -10,11 +10,11 @@ from agent_tools import BACKENDS, make
 from diagnostics import OneStep, TwoSteps
 from gymnasium.spaces import Box
 
-from rlgraph.agents.count_jax import Count
-from rlgraph.agents.dqn import DQNConfig
-from rlgraph.agents.ppo import PPOConfig
-from rlgraph.agents.pqn import PQNConfig
-from rlgraph.agents.sac import SACConfig
+from rlgraph.agents.dqn.config import DQNConfig
+from rlgraph.agents.parts.count_jax import Count
+from rlgraph.agents.ppo.config import PPOConfig
+from rlgraph.agents.pqn.config import PQNConfig
+from rlgraph.agents.sac.config import SACConfig
 from rlgraph.environment import DISABLED, MOST_ELAPSED, NEXT_STEP, SAME_STEP, build
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "own_kernel_cache", "quick_interpreter")
@@ -70,7 +70,7 @@ class Ends(Endless):
 
 def test_a_kernel_does_not_cut_it_off_either():
     pytest.importorskip("triton", reason="needs the package triton, which is for Linux only")
-    from rlgraph.rollout.fused import FusedCollector
+    from rlgraph.kernels.rollouts import FusedCollector
 
     for definition, lengths in ((Endless, 0), (Ends, 3 * (2**31 - 2))):
         collector = FusedCollector(build(definition), None, 3, 1, torch.Generator().manual_seed(0), "ieee")

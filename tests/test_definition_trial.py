@@ -8,7 +8,7 @@ import pytest
 from environment_tools import definition_text, line_in
 
 import rlgraph
-from rlgraph.cli import main
+from rlgraph.cli.main import main
 from rlgraph.definition.errors import TRAPS
 from rlgraph.definition.trial import check_on
 

@@ -34,8 +34,12 @@ from diagnostics import OBSERVATIONS, CutOff, Match, OneStep, Seen, TwoSteps
 from gymnasium.spaces import Box, Discrete
 
 import rlgraph
-from rlgraph.agents import dqn_jax, dqn_torch, networks_jax, networks_torch, replay_jax, replay_torch
-from rlgraph.agents.dqn import METRICS, DQNConfig
+from rlgraph.agents.dqn import jax as dqn_jax
+from rlgraph.agents.dqn import torch as dqn_torch
+from rlgraph.agents.dqn.config import METRICS, DQNConfig
+from rlgraph.agents.networks import jax as networks_jax
+from rlgraph.agents.networks import torch as networks_torch
+from rlgraph.agents.parts import replay_jax, replay_torch
 from rlgraph.environment import build
 from rlgraph.errors import UsageError
 

@@ -13,11 +13,11 @@ from diagnostics import OneStep
 from gymnasium.spaces import Box, Discrete
 
 import rlgraph
-from rlgraph.agents import replay_jax, replay_torch
+from rlgraph.agents.parts import replay_jax, replay_torch
 from rlgraph.environment import build
 from rlgraph.rollout.jax import collect, start
 from rlgraph.rollout.torch import Collector
-from rlgraph.train import config_class, metric_names, trainer_class
+from rlgraph.runs.train import config_class, metric_names, trainer_class
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "own_kernel_cache", "quick_interpreter")
 

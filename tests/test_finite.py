@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 import rlgraph
-from rlgraph import cli, finite
 from rlgraph.bench.solve import solve
-from rlgraph.checkpoint import BEGINNING, Checkpoints, saved
+from rlgraph.cli.main import main as cli
 from rlgraph.config import TrainConfig
 from rlgraph.errors import NonFiniteError
-from rlgraph.loop import Clock, Loop
-from rlgraph.metrics import MetricsLog
-from rlgraph.train import config_class, evaluate_run, train
+from rlgraph.runs import finite
+from rlgraph.runs.checkpoint import BEGINNING, Checkpoints, saved
+from rlgraph.runs.loop import Clock, Loop
+from rlgraph.runs.metrics import MetricsLog
+from rlgraph.runs.train import config_class, evaluate_run, train
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -29,14 +29,14 @@ from fused_tools import (
 )
 
 import rlgraph
-from rlgraph.agents.ppo import PPOConfig
-from rlgraph.agents.ppo_torch import PPO
+from rlgraph.agents.ppo.config import PPOConfig
+from rlgraph.agents.ppo.torch import PPO
 from rlgraph.environment import SAME_STEP
 from rlgraph.errors import UsageError
-from rlgraph.fused import build
 from rlgraph.graph.capture import capture
-from rlgraph.rollout import fused
-from rlgraph.rollout.fused import FusedCollector
+from rlgraph.kernels import build
+from rlgraph.kernels import rollouts as fused
+from rlgraph.kernels.rollouts import FusedCollector
 from rlgraph.rollout.torch import Collector
 
 pytest.importorskip("triton", reason="needs the package triton, which is for Linux only")

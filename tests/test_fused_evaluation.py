@@ -15,14 +15,14 @@ from fused_tools import DEVICES, KERNEL_MARKS, Sorted, interpreted, make_env, ma
 import rlgraph
 from rlgraph.environment import build as build_env
 from rlgraph.errors import UsageError
-from rlgraph.fused import build
 from rlgraph.graph.capture import capture
-from rlgraph.rollout import fused
-from rlgraph.rollout.fused import FusedEvaluation
+from rlgraph.kernels import build
+from rlgraph.kernels import rollouts as fused
+from rlgraph.kernels.rollouts import FusedEvaluation
 from rlgraph.rollout.torch import evaluate
 
 pytest.importorskip("triton", reason="needs the package triton, which is for Linux only")
-from rlgraph.fused import library
+from rlgraph.kernels import library
 
 pytestmark = KERNEL_MARKS
 # Starts from which episodes end one after the other: returns would be the same whatever the policy does.

@@ -12,8 +12,8 @@ from diagnostics import Diagnostic
 from gymnasium.spaces import Box, Discrete
 
 import rlgraph
-from rlgraph.agents.dqn import DQNConfig
-from rlgraph.agents.networks_jax import ActorCritic
+from rlgraph.agents.dqn.config import DQNConfig
+from rlgraph.agents.networks.jax import ActorCritic
 from rlgraph.environment import build
 from rlgraph.errors import UsageError
 from rlgraph.precision import jax_matmul_precision

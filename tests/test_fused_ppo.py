@@ -21,14 +21,14 @@ from fused_tools import (
 )
 
 import rlgraph
-from rlgraph.agents.ppo import DEFAULTS, PPOConfig
-from rlgraph.agents.ppo_torch import PPO
-from rlgraph.cli import main
+from rlgraph.agents.ppo.config import DEFAULTS, PPOConfig
+from rlgraph.agents.ppo.torch import PPO
+from rlgraph.cli.main import main
 from rlgraph.environment import SAME_STEP
 from rlgraph.environment import build as build_env
 from rlgraph.errors import UsageError
-from rlgraph.fused import build
-from rlgraph.rollout.fused import FusedCollector, why_not
+from rlgraph.kernels import build
+from rlgraph.kernels.rollouts import FusedCollector, why_not
 
 pytest.importorskip("triton", reason="needs the package triton, which is for Linux only")
 

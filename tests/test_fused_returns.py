@@ -10,12 +10,12 @@ from fused_tools import DEVICES
 from returns_tools import gae_by_loop, lambda_returns_by_loop, returns_by_loop
 
 import rlgraph
-from rlgraph.agents import returns_torch
-from rlgraph.agents.ppo import PPOConfig
-from rlgraph.agents.ppo_torch import PPO
+from rlgraph.agents.parts import returns_torch
+from rlgraph.agents.ppo.config import PPOConfig
+from rlgraph.agents.ppo.torch import PPO
 
 pytest.importorskip("triton", reason="needs the package triton, which is for Linux only")
-from rlgraph.fused import returns
+from rlgraph.kernels import returns
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
 on_devices = pytest.mark.parametrize("device", DEVICES)

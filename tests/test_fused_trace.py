@@ -16,11 +16,11 @@ import rlgraph
 from rlgraph.backend import namespace
 from rlgraph.environment import DISABLED, NEXT_STEP, SAME_STEP, Environment, build
 from rlgraph.errors import UsageError
-from rlgraph.fused import arrays, trace
-from rlgraph.fused.arrays import Tracer
-from rlgraph.fused.nodes import DTYPES, FLOAT, INT, Program, TraceError, entries, evaluate
-from rlgraph.fused.trace import trace_observe
-from rlgraph.rollout.fused import why_not
+from rlgraph.kernels import arrays, trace
+from rlgraph.kernels.arrays import Tracer
+from rlgraph.kernels.nodes import DTYPES, FLOAT, INT, Program, TraceError, entries, evaluate
+from rlgraph.kernels.rollouts import why_not
+from rlgraph.kernels.trace import trace_observe
 
 MODES = (SAME_STEP, NEXT_STEP, DISABLED)
 

@@ -12,9 +12,9 @@ import torch
 from agent_tools import everything, iterate
 from fused_tools import DEVICES, make_env, make_policy
 
-from rlgraph.agents.ppo import PPOConfig
-from rlgraph.agents.ppo_torch import PPO, Batch, ppo_loss
-from rlgraph.fused import gradients
+from rlgraph.agents.ppo.config import PPOConfig
+from rlgraph.agents.ppo.torch import PPO, Batch, ppo_loss
+from rlgraph.kernels import gradients
 from rlgraph.precision import torch_matmul_precision
 from rlgraph.rollout.torch import Collector
 
@@ -22,11 +22,11 @@ pytest.importorskip("triton", reason="needs the package triton, which is for Lin
 import triton
 import triton.language as tl
 
-from rlgraph.agents import ppo_fused
-from rlgraph.agents.ppo_fused import FusedUpdates
-from rlgraph.fused import library
-from rlgraph.fused.adam import NORM, SUMS
-from rlgraph.fused.shuffle import Shuffle
+from rlgraph.kernels import library
+from rlgraph.kernels import ppo_updates as ppo_fused
+from rlgraph.kernels.adam import NORM, SUMS
+from rlgraph.kernels.ppo_updates import FusedUpdates
+from rlgraph.kernels.shuffle import Shuffle
 
 SMALL = PPOConfig(num_envs=6, num_steps=10, num_minibatches=2, num_epochs=1, hidden=(8,), mode="fused", device="cpu")
 

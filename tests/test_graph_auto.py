@@ -16,8 +16,8 @@ from diagnostics import TwoSteps
 import rlgraph
 from rlgraph import modes
 from rlgraph.agents import trainer_torch
-from rlgraph.agents.ppo import PPOConfig
-from rlgraph.agents.ppo_torch import PPO
+from rlgraph.agents.ppo.config import PPOConfig
+from rlgraph.agents.ppo.torch import PPO
 from rlgraph.environment import build
 from rlgraph.errors import CaptureError, UsageError
 from rlgraph.graph import auto as module

@@ -1,4 +1,4 @@
-"""rlgraph.graph.branches: the same results as one after the other, and parallel nodes in a captured graph."""
+"""rlgraph.graph.device.branches: the same results as one after the other, and parallel nodes in a captured graph."""
 
 import itertools
 from typing import NamedTuple
@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from rlgraph.errors import UsageError
-from rlgraph.graph import bindings
-from rlgraph.graph.branches import _candidates, _device, _OfThread, branches
 from rlgraph.graph.capture import capture
+from rlgraph.graph.device import bindings
+from rlgraph.graph.device.branches import _candidates, _device, _OfThread, branches
 from rlgraph.graph.recording import CAPTURED_ON, PRIORITY, STREAMS, streams_of
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -110,7 +110,7 @@ class Stream(NamedTuple):
 def test_a_thread_has_the_same_streams_in_every_call_and_a_capture_others(monkeypatch):
     handed_out = itertools.cycle(range(STREAMS))  # as torch does it, in turns
     monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: Stream(device, priority, next(handed_out)))
-    monkeypatch.setattr("rlgraph.graph.branches._of_thread", _OfThread())
+    monkeypatch.setattr("rlgraph.graph.device.branches._of_thread", _OfThread())
     for device in (torch.device("cuda:98"), torch.device("cuda:99")):
         first = list(_candidates(device, 0))
         next(handed_out)  # another thread's

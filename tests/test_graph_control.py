@@ -1,4 +1,4 @@
-"""rlgraph.graph.control: loops and branches that the device decides on, and PPO trained by one of them.
+"""rlgraph.graph.device.control: loops and branches that the device decides on, and PPO trained by one of them.
 
 On a CPU the host decides; on a GPU each is one launch.
 """
@@ -15,14 +15,14 @@ from fused_tools import make_env, make_policy
 from graph_tools import DEVICES, Counting, fake_api
 from torch.utils._pytree import tree_leaves
 
-from rlgraph.agents.one_launch import UntilSolved
-from rlgraph.agents.ppo import PPOConfig
-from rlgraph.agents.ppo_torch import PPO
+from rlgraph.agents.ppo.config import PPOConfig
+from rlgraph.agents.ppo.one_launch import UntilSolved
+from rlgraph.agents.ppo.torch import PPO
 from rlgraph.errors import CaptureError, GraphError, UsageError
-from rlgraph.graph import bindings
 from rlgraph.graph.capture import capture
-from rlgraph.graph.control import Conditional, if_graph, while_graph
-from rlgraph.rollout.fused import FusedCollector, FusedEvaluation
+from rlgraph.graph.device import bindings
+from rlgraph.graph.device.control import Conditional, if_graph, while_graph
+from rlgraph.kernels.rollouts import FusedCollector, FusedEvaluation
 
 pytestmark = [
     pytest.mark.usefixtures("own_kernel_cache", "quick_interpreter"),
@@ -168,7 +168,7 @@ def test_draws_from_a_generator_are_refused(device, own):
         x.add_(torch.rand(3, device=device, generator=generator))
 
     with pytest.raises(
-        CaptureError, match=r"draw cannot be captured: rand.*do not advance.*rlgraph.fused.*control.py:"
+        CaptureError, match=r"draw cannot be captured: rand.*do not advance.*rlgraph.kernels.*control.py:"
     ):
         while_graph([c.count, draw], c.going_on, state=[c.state, x])
     capture(c.count, state=[c.state, c.going_on]).replay()  # and the process goes on
@@ -240,7 +240,7 @@ def test_training_in_one_launch_is_so_many_iterations(device):
 @pytest.mark.parametrize("device", FUSED_DEVICES)
 def test_epochs_that_are_left_out_move_nothing(device):
     """The same bits as where they are computed and dropped."""
-    from rlgraph.fused.adam import TAKEN  # needs Triton
+    from rlgraph.kernels.adam import TAKEN  # needs Triton
 
     trainer = trained(device, num_epochs=3, target_kl=3e-4, learning_rate=0.03, total_steps=16)
     run = UntilSolved(trainer, target=4.0)

@@ -7,7 +7,7 @@ import torch
 
 from rlgraph.errors import CaptureError, GraphError
 from rlgraph.graph.capture import capture
-from rlgraph.graph.control import while_graph
+from rlgraph.graph.device.control import while_graph
 
 pytestmark = pytest.mark.filterwarnings("ignore:no CUDA graph on cpu", "ignore:Detected call of `lr_scheduler.step")
 

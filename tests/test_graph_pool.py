@@ -13,7 +13,7 @@ from rlgraph.graph.capture import CaptureError, capture
 from rlgraph.graph.pool import SIZES, GraphPool, _fill
 from rlgraph.registry import make
 from rlgraph.rollout.torch import evaluate
-from rlgraph.train import default_config, trainer_class
+from rlgraph.runs.train import default_config, trainer_class
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 POLICIES = [

@@ -1,4 +1,4 @@
-"""rlgraph.graph.relaunch: graphs that the device launches. On a CPU the host decides, and runs one after the other."""
+"""Graphs that the device launches. On a CPU the host decides, and runs one after the other."""
 
 import time
 import types
@@ -9,10 +9,10 @@ from fused_tools import make_env, make_policy
 from graph_tools import DEVICES, Counting, fake_api
 
 from rlgraph.errors import CaptureError, GraphError, UsageError
-from rlgraph.graph import bindings
 from rlgraph.graph.capture import capture
-from rlgraph.graph.control import if_graph, while_graph
-from rlgraph.graph.relaunch import Relaunching, launch_beside, relaunching
+from rlgraph.graph.device import bindings
+from rlgraph.graph.device.control import if_graph, while_graph
+from rlgraph.graph.device.relaunch import Relaunching, launch_beside, relaunching
 
 # ---- a graph that launches itself again
 
@@ -114,7 +114,7 @@ def test_copies_fills_and_matrix_products_are_launched_too():
 @pytest.mark.gpu
 @pytest.mark.usefixtures("own_kernel_cache")
 def test_a_rollout_that_launches_itself_again_has_fresh_numbers():
-    from rlgraph.rollout.fused import FusedCollector
+    from rlgraph.kernels.rollouts import FusedCollector
 
     env = make_env("CartPole-v1")
     policy = make_policy(env, device="cuda").for_kernels()

@@ -19,11 +19,11 @@ import torch
 
 from rlgraph.graph import capture as module
 from rlgraph.graph import uncapturable
-from rlgraph.graph.branches import branches
 from rlgraph.graph.capture import CaptureError, capture
-from rlgraph.graph.control import while_graph
+from rlgraph.graph.device.branches import branches
+from rlgraph.graph.device.control import while_graph
+from rlgraph.graph.device.relaunch import relaunching
 from rlgraph.graph.pool import GraphPool
-from rlgraph.graph.relaunch import relaunching
 
 MIB = 1 << 20
 

@@ -12,7 +12,7 @@ from rlgraph.errors import CaptureError, UsageError
 from rlgraph.graph import capture as capture_module
 from rlgraph.graph.auto import auto
 from rlgraph.graph.capture import capture
-from rlgraph.graph.control import if_graph, while_graph
+from rlgraph.graph.device.control import if_graph, while_graph
 from rlgraph.graph.pool import GraphPool
 from rlgraph.graph.state import device_of, tensors_of
 

@@ -16,10 +16,10 @@ import torch
 
 from rlgraph.errors import CaptureError, GraphError
 from rlgraph.graph.capture import capture
-from rlgraph.graph.control import if_graph, while_graph
+from rlgraph.graph.device.control import if_graph, while_graph
+from rlgraph.graph.device.relaunch import launch_beside, relaunching
 from rlgraph.graph.host_draws import HostDraws
 from rlgraph.graph.pool import GraphPool
-from rlgraph.graph.relaunch import launch_beside, relaunching
 from rlgraph.graph.user_code import code_that_runs
 from rlgraph.graph.walk import SMALL
 from rlgraph.graph.watch import Watched
@@ -378,8 +378,8 @@ def test_a_profiler_goes_on_after_a_capture_and_other_threads_are_left_alone():
 def test_an_iteration_of_rlgraph_rebinds_nothing_that_it_reads():
     """Trainers do not watch theirs, for the time it takes; what they do passes all the same."""
     from rlgraph import make
-    from rlgraph.agents.ppo import PPOConfig
-    from rlgraph.agents.ppo_torch import PPO
+    from rlgraph.agents.ppo.config import PPOConfig
+    from rlgraph.agents.ppo.torch import PPO
 
     config = PPOConfig(num_envs=4, num_steps=4, num_minibatches=2, device="cpu", mode="eager", target_kl=0.1)
     trainer = PPO(config, make("CartPole-v1"))

@@ -14,11 +14,11 @@ from test_checkpoint import CONFIGS, TINY, assert_same, complaint, end_in_iterat
 
 import rlgraph
 from rlgraph.agents import AGENTS
-from rlgraph.arrays_file import read_arrays, write_arrays
-from rlgraph.checkpoint import Checkpoints, load_policy, newest, saved
-from rlgraph.cli import main
+from rlgraph.cli.main import main
 from rlgraph.registry import ENVIRONMENTS, register
-from rlgraph.train import evaluate_run, resume, train
+from rlgraph.runs.arrays_file import read_arrays, write_arrays
+from rlgraph.runs.checkpoint import Checkpoints, load_policy, newest, saved
+from rlgraph.runs.train import evaluate_run, resume, train
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 PLAY = [[], ["--checkpoint", "last"]]
@@ -157,7 +157,7 @@ def test_eval_refuses_another_agent_version_or_layout(play, run, monkeypatch, ca
         patch.setattr(rlgraph, "__version__", "99")
         assert complaint(capsys, "eval", run, *play).startswith("the version of rlgraph is '99', but ")
     with monkeypatch.context() as patch:
-        patch.setattr("rlgraph.identity.LAYOUT", 99)
+        patch.setattr("rlgraph.runs.identity.LAYOUT", 99)
         assert complaint(capsys, "eval", run, *play).startswith("the layout of checkpoints is 99, but 2 in ")
     for path in (run / "policy.safetensors", max(saved(run).values())):
         rewrite(path, lambda header, arrays: header.update(agent="pqn"))
@@ -272,7 +272,7 @@ def test_a_file_beside_the_environment_is_part_of_it(tmp_path, monkeypatch, caps
     """As far as the registry knows of it."""
     helper = tmp_path / "helper.py"
     helper.write_text("GRAVITY = 9.8\n")
-    monkeypatch.setattr("rlgraph.identity.source_files", lambda definition: (Path(definition.__file__), helper))
+    monkeypatch.setattr("rlgraph.runs.identity.source_files", lambda definition: (Path(definition.__file__), helper))
     own_run = OwnRun(tmp_path, lambda patch: press_ctrl_c(patch, 1))
     assert newest(own_run.folder).header["environment"].keys() == {"mine.py", "helper.py"}
     helper.write_text("GRAVITY = 9.9\n")
@@ -282,7 +282,7 @@ def test_a_file_beside_the_environment_is_part_of_it(tmp_path, monkeypatch, caps
 def test_a_shipped_environment_of_another_source_is_refused(run, monkeypatch, tmp_path, capsys):
     changed = tmp_path / "cartpole.py"
     changed.write_text(Path(rlgraph.make("CartPole-v1").definition.__file__).read_text() + "# newer\n")
-    monkeypatch.setattr("rlgraph.identity.source_files", lambda definition: (changed,))
+    monkeypatch.setattr("rlgraph.runs.identity.source_files", lambda definition: (changed,))
     for words in (["train", "--resume", run], ["eval", run]):
         assert "the SHA-256 of the environment's source is '" in complaint(capsys, *words)
 

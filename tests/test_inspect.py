@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from rlgraph.cli import main
+from rlgraph.cli import graph_show as show
+from rlgraph.cli.main import main
 from rlgraph.errors import GraphError
-from rlgraph.graph import bindings, show
 from rlgraph.graph.capture import Graph, capture
-from rlgraph.graph.draw import MOST_NESTED, TIMES, Repeat, boxes, chains, dot, fold
-from rlgraph.graph.inspect import Contents, Node, Topology, critical_path, describe, flatten, in_order, short_name
-from rlgraph.graph.svg import svg
-from rlgraph.train import config_class
+from rlgraph.graph.device import bindings
+from rlgraph.graph.inspect.draw import MOST_NESTED, TIMES, Repeat, boxes, chains, dot, fold
+from rlgraph.graph.inspect.info import Contents, Node, Topology, critical_path, describe, flatten, in_order, short_name
+from rlgraph.graph.inspect.svg import svg
+from rlgraph.runs.train import config_class
 
 SVG = "{http://www.w3.org/2000/svg}"
 MEASURED = {"memory_bytes": 2 << 20, "state_bytes": 100, "input_bytes": 1536, "output_bytes": 0}

@@ -6,14 +6,14 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from rlgraph.agents.ppo import PPOConfig
-from rlgraph.agents.ppo_torch import PPO
-from rlgraph.cli import main
-from rlgraph.graph import bindings
+from rlgraph.agents.ppo.config import PPOConfig
+from rlgraph.agents.ppo.torch import PPO
+from rlgraph.cli.main import main
 from rlgraph.graph.capture import capture
-from rlgraph.graph.inspect import describe, flatten
+from rlgraph.graph.device import bindings
+from rlgraph.graph.inspect.info import describe, flatten
+from rlgraph.kernels.rollouts import FusedCollector
 from rlgraph.registry import make
-from rlgraph.rollout.fused import FusedCollector
 from rlgraph.rollout.torch import Collector
 
 pytestmark = pytest.mark.gpu

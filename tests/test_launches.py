@@ -12,9 +12,9 @@ from agent_tools import check_refused_in_one_line
 from test_checkpoint import CONFIGS, STEP, TINY, assert_same, assert_same_run, press_ctrl_c, rows, trainer
 
 from rlgraph.agents import AGENTS
-from rlgraph.checkpoint import saved
 from rlgraph.graph.readback import Readbacks
-from rlgraph.train import resume, train
+from rlgraph.runs.checkpoint import saved
+from rlgraph.runs.train import resume, train
 
 
 def check_launches_are_iterations(agent, backend, K, **changes):

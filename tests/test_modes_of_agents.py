@@ -20,13 +20,13 @@ from diagnostics import TwoSteps
 from gymnasium.spaces import Box
 
 from rlgraph.agents import AGENTS
-from rlgraph.agents.count_jax import Count
-from rlgraph.agents.dqn import DQNConfig
-from rlgraph.agents.ppo import PPOConfig
-from rlgraph.agents.pqn import PQNConfig
-from rlgraph.agents.sac import SACConfig
+from rlgraph.agents.dqn.config import DQNConfig
+from rlgraph.agents.parts.count_jax import Count
+from rlgraph.agents.ppo.config import PPOConfig
+from rlgraph.agents.pqn.config import PQNConfig
+from rlgraph.agents.sac.config import SACConfig
 from rlgraph.environment import build
-from rlgraph.train import trainer_class
+from rlgraph.runs.train import trainer_class
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -73,7 +73,7 @@ def test_wheel_holds_every_module_in_its_place(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         (entry_points,) = (n for n in names if n.endswith("entry_points.txt"))
-        assert "rlgraph = rlgraph.cli:main" in archive.read(entry_points).decode()
+        assert "rlgraph = rlgraph.cli.main:main" in archive.read(entry_points).decode()
     expected = {
         f"{target}/{path.relative_to(ROOT / source).as_posix()}"
         for source, target in SOURCES.items()
@@ -130,9 +130,9 @@ def editable(clone, tmp_path_factory) -> Path:
 
 
 PLACES = """
-import rlgraph, rlgraph.agents.ppo, rlgraph.envs.cartpole, rlgraph.registry
+import rlgraph, rlgraph.agents.ppo.config, rlgraph.envs.cartpole, rlgraph.registry
 print(rlgraph.make("CartPole-v1").id)
-print(*(m.__file__ for m in (rlgraph, rlgraph.registry, rlgraph.agents.ppo, rlgraph.envs.cartpole)), sep="\\n")
+print(*(m.__file__ for m in (rlgraph, rlgraph.registry, rlgraph.agents.ppo.config, rlgraph.envs.cartpole)), sep="\\n")
 """
 FILES = ("rlgraph/__init__.py", "rlgraph/registry.py", "agents/ppo.py", "envs/cartpole.py")
 
@@ -153,7 +153,7 @@ def test_an_editable_install_is_found_beside_the_clone_and_in_it(editable, clone
     script = clone.parent / "beside.py"
     script.write_text(PLACES)
     assert places(editable, tmp_path, str(script)) == expected
-    assert "CartPole-v1" in places(editable, clone.parent, "-m", "rlgraph.cli", "envs")
+    assert "CartPole-v1" in places(editable, clone.parent, "-m", "rlgraph", "envs")
     assert "CartPole-v1" in subprocess.check_output(
         [editable.with_name("rlgraph"), "envs"], cwd=clone.parent, text=True
     )

@@ -36,8 +36,11 @@ from diagnostics import OBSERVATIONS, Aim, CutOff, Match, OneStep, Seen, TwoStep
 from gymnasium.spaces import Box, Discrete
 
 import rlgraph
-from rlgraph.agents import networks_jax, networks_torch, ppo_jax, ppo_torch
-from rlgraph.agents.ppo import METRICS, PPOConfig
+from rlgraph.agents.networks import jax as networks_jax
+from rlgraph.agents.networks import torch as networks_torch
+from rlgraph.agents.ppo import jax as ppo_jax
+from rlgraph.agents.ppo import torch as ppo_torch
+from rlgraph.agents.ppo.config import METRICS, PPOConfig
 from rlgraph.environment import build
 from rlgraph.errors import UsageError
 from rlgraph.precision import jax_matmul_precision, torch_matmul_precision

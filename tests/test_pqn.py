@@ -35,8 +35,12 @@ from diagnostics import OBSERVATIONS, CutOff, Match, OneStep, Seen, TwoSteps
 from gymnasium.spaces import Box, Discrete
 
 import rlgraph
-from rlgraph.agents import networks_jax, networks_torch, pqn_jax, pqn_torch, returns_torch
-from rlgraph.agents.pqn import METRICS, PQNConfig
+from rlgraph.agents.networks import jax as networks_jax
+from rlgraph.agents.networks import torch as networks_torch
+from rlgraph.agents.parts import returns_torch
+from rlgraph.agents.pqn import jax as pqn_jax
+from rlgraph.agents.pqn import torch as pqn_torch
+from rlgraph.agents.pqn.config import METRICS, PQNConfig
 from rlgraph.environment import build
 from rlgraph.errors import UsageError
 
@@ -436,7 +440,7 @@ def test_a_captured_iteration_equals_eager_bit_for_bit(env):
 def test_compiled_and_captured_is_close_to_eager():
     graph, eager = gpu_run("graph", 1), gpu_run("eager", 1)
     assert_close_after_one_iteration(graph[:2], eager[:2])
-    assert [run[2]._returns.__name__ for run in (graph, eager)] == ["rlgraph.fused.returns", returns_torch.__name__]
+    assert [run[2]._returns.__name__ for run in (graph, eager)] == ["rlgraph.kernels.returns", returns_torch.__name__]
 
 
 @pytest.mark.gpu

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlgraph.agents import replay_jax, replay_torch
-from rlgraph.agents.replay import num_rows
+from rlgraph.agents.parts import replay_jax, replay_torch
+from rlgraph.agents.parts.replay import num_rows
 from rlgraph.errors import UsageError
 from rlgraph.graph.capture import capture
 from rlgraph.rollout import Rollout

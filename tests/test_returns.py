@@ -10,7 +10,7 @@ import pytest
 import torch
 from returns_tools import gae_by_loop, lambda_returns_by_loop, returns_by_loop
 
-from rlgraph.agents import moments_jax, moments_torch, returns_jax, returns_torch
+from rlgraph.agents.parts import moments_jax, moments_torch, returns_jax, returns_torch
 
 BACKENDS = ["torch", "jax"]
 LENGTHS = range(1, 10)  # powers of two and others

@@ -273,8 +273,8 @@ COUNT_LAUNCHES = """
 import glob, sys, tempfile
 import jax
 import rlgraph
-from rlgraph.agents.ppo import PPOConfig
-from rlgraph.agents.ppo_jax import PPO
+from rlgraph.agents.ppo.config import PPOConfig
+from rlgraph.agents.ppo.jax import PPO
 
 env = rlgraph.make("CartPole-v1")
 agent = PPO(PPOConfig(backend="jax", mode=sys.argv[1], num_envs=64, num_steps=32), env)

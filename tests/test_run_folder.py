@@ -15,11 +15,11 @@ from safetensors.numpy import save
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_checkpoint import STEP, TINY, assert_same_run, complaint, end_in_iteration, press_ctrl_c, rows
 
-from rlgraph.checkpoint import newest, saved
-from rlgraph.cli import main
+from rlgraph.cli.main import main
 from rlgraph.files import say
-from rlgraph.metrics import MetricsLog
-from rlgraph.train import resume, train
+from rlgraph.runs.checkpoint import newest, saved
+from rlgraph.runs.metrics import MetricsLog
+from rlgraph.runs.train import resume, train
 
 FILES = ["config.json", "versions.json", "metrics.jsonl", "policy.safetensors", "result.json", "lock"]
 

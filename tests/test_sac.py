@@ -36,8 +36,12 @@ from agent_tools import (
 from gymnasium.spaces import Box
 
 import rlgraph
-from rlgraph.agents import networks_jax, networks_torch, replay_jax, replay_torch, sac_jax, sac_torch
-from rlgraph.agents.sac import METRICS, SACConfig
+from rlgraph.agents.networks import jax as networks_jax
+from rlgraph.agents.networks import torch as networks_torch
+from rlgraph.agents.parts import replay_jax, replay_torch
+from rlgraph.agents.sac import jax as sac_jax
+from rlgraph.agents.sac import torch as sac_torch
+from rlgraph.agents.sac.config import METRICS, SACConfig
 from rlgraph.environment import build
 from rlgraph.errors import UsageError
 

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from rlgraph.agents.ppo import PPOConfig
+from rlgraph.agents.ppo.config import PPOConfig
 from rlgraph.bench import results, solve
-from rlgraph.cli import main
+from rlgraph.cli.main import main
 from rlgraph.registry import make
-from rlgraph.train import trainer_class
+from rlgraph.runs.train import trainer_class
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "hidden": (8,), "eval_episodes": 3}

@@ -10,7 +10,7 @@ from gymnasium.error import ClosedEnvironmentError
 from safetensors.numpy import load_file
 
 import rlgraph
-from rlgraph.train import default_config, train
+from rlgraph.runs.train import default_config, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:no CUDA graph on cpu")
 BACKENDS = ("torch", "jax")

@@ -6,7 +6,7 @@ from agent_tools import BACKENDS, make, metrics_of, stored
 from diagnostics import Diagnostic
 from gymnasium.spaces import Box
 
-from rlgraph.agents.sac import SACConfig
+from rlgraph.agents.sac.config import SACConfig
 from rlgraph.environment import build
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

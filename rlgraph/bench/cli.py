@@ -16,12 +16,12 @@ from rlgraph.bench import harness, report, results, solve
 from rlgraph.bench.overhead import measure_launch_overhead
 from rlgraph.bench.provenance import clocks, provenance
 from rlgraph.bench.variants import COLUMNS, Workload
+from rlgraph.cli.options import advice_on_memory, parse, sizes_to_lower
+from rlgraph.cli.terminal import terminal_console
 from rlgraph.config import check_seed
 from rlgraph.errors import UsageError, shown, unknown
 from rlgraph.fields import check_counts, convert_fields
-from rlgraph.options import advice_on_memory, parse, sizes_to_lower
 from rlgraph.registry import make
-from rlgraph.terminal import terminal_console
 
 
 @dataclass(frozen=True)

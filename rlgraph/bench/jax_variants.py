@@ -12,19 +12,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlgraph.agents.networks_jax import ActorCritic
-from rlgraph.agents.ppo_jax import PPO
+from rlgraph.agents.networks.jax import ActorCritic
+from rlgraph.agents.ppo.jax import PPO
 from rlgraph.agents.trainer_jax import GPU_UNROLL
 from rlgraph.bench.variants import COMPARED_STEPS, Prepared, Skipped, Workload, means, training_outcome, variant
 from rlgraph.devices import jax_device
 from rlgraph.environment import Environment
-from rlgraph.fused.policy import Layer, Policy
-from rlgraph.graph.xla import prepare
+from rlgraph.kernels.weights import Layer, Policy
 from rlgraph.modes import MODES
 from rlgraph.precision import jax_matmul_precision
 from rlgraph.rollout import Rollout, fused_jax
 from rlgraph.rollout.jax import collect, start
-from rlgraph.train import trainer_class
+from rlgraph.runs.train import trainer_class
+from rlgraph.xla import prepare
 
 REFERENCE = "jax-eager"
 

@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from rlgraph.agents.ppo_torch import PPO
+from rlgraph.agents.ppo.torch import PPO
 from rlgraph.bench.torch_variants import timer
 from rlgraph.bench.variants import COMPARED_STEPS, Prepared, Skipped, Workload, means, training_outcome, variant
 from rlgraph.precision import torch_matmul_precision
@@ -193,7 +193,7 @@ def _gymnax(work: Workload) -> Prepared:
     import jax
     import jax.numpy as jnp
 
-    from rlgraph.agents import ppo_jax
+    from rlgraph.agents.ppo import jax as ppo_jax
     from rlgraph.bench.jax_variants import random_policy, repeated
     from rlgraph.devices import jax_device
     from rlgraph.rollout.jax import in_parts

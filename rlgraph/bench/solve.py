@@ -18,17 +18,17 @@ from rich.table import Table
 
 from rlgraph.bench import results
 from rlgraph.bench.provenance import clocks, provenance
+from rlgraph.cli.options import advice_on_memory, parse, sizes_to_lower, values
+from rlgraph.cli.terminal import terminal_console
 from rlgraph.config import SEEDS, TrainConfig
 from rlgraph.definition.errors import errors_of
 from rlgraph.definition.trial import check_on
 from rlgraph.environment import Environment
 from rlgraph.errors import UsageError
 from rlgraph.fields import check_counts
-from rlgraph.finite import check_learned, check_returns
-from rlgraph.options import advice_on_memory, parse, sizes_to_lower, values
 from rlgraph.registry import make
-from rlgraph.terminal import terminal_console
-from rlgraph.train import config_class, default_config, evaluation_seed, trainer_class
+from rlgraph.runs.finite import check_learned, check_returns
+from rlgraph.runs.train import config_class, default_config, evaluation_seed, trainer_class
 
 VERSION = 1  # of the file's layout
 PROGRAM = "rlgraph bench solve"

@@ -5,16 +5,16 @@ import time
 import gymnasium
 import torch
 
-from rlgraph.agents.ppo_torch import PPO
+from rlgraph.agents.ppo.torch import PPO
 from rlgraph.bench.variants import COMPARED_STEPS, Prepared, Skipped, Workload, means, training_outcome, variant
 from rlgraph.environment import Environment
 from rlgraph.errors import UsageError
 from rlgraph.graph.capture import Graph, capture
+from rlgraph.kernels.rollouts import FusedCollector
 from rlgraph.modes import MODES, Mode
 from rlgraph.precision import torch_matmul_precision
-from rlgraph.rollout.fused import FusedCollector
 from rlgraph.rollout.torch import Collector
-from rlgraph.train import trainer_class
+from rlgraph.runs.train import trainer_class
 
 REFERENCE = "torch-eager"
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import rlgraph
-from rlgraph.agents.ppo import PPOConfig
+from rlgraph.agents.ppo.config import PPOConfig
 from rlgraph.config import TrainConfig
 from rlgraph.environment import Environment
-from rlgraph.train import default_config, metric_names
+from rlgraph.runs.train import default_config, metric_names
 
 # The columns, after Isaac Lab. A step is one advance of all B environments; a repeat is T of them.
 COLUMNS = {

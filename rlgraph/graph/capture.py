@@ -11,9 +11,9 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from rlgraph.errors import CaptureError, GraphError, first_line
-from rlgraph.graph import bindings
+from rlgraph.graph.device import bindings
 from rlgraph.graph.host_draws import HostDraws
-from rlgraph.graph.inspect import GraphInfo, describe, flatten
+from rlgraph.graph.inspect.info import GraphInfo, describe, flatten
 from rlgraph.graph.recording import (
     ALIVE,
     PREPARING,

@@ -35,7 +35,7 @@ UNCAPTURABLE = {
 # What a graph inside another one cannot hold beside: `replay` alone tells torch's generators to advance.
 A_DRAW = (
     "inside another graph torch's generators do not advance, and every iteration would draw the same numbers; use "
-    "draws that count on the device, such as those of rlgraph.fused"
+    "draws that count on the device, such as those of rlgraph.kernels"
 )
 
 # Where code begins that is not the user's.

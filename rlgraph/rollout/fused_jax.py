@@ -22,9 +22,9 @@ from jax.experimental import pallas as pl
 
 from rlgraph.environment import SAME_STEP, Carry, Environment
 from rlgraph.errors import UsageError
-from rlgraph.fused.nodes import Program, entries, evaluate
-from rlgraph.fused.policy import ACTIVATIONS, MOST_OUTPUTS, Layer, Policy, rounded_up
-from rlgraph.fused.trace import trace_step
+from rlgraph.kernels.nodes import Program, entries, evaluate
+from rlgraph.kernels.trace import trace_step
+from rlgraph.kernels.weights import ACTIVATIONS, MOST_OUTPUTS, Layer, Policy, rounded_up
 from rlgraph.precision import jax_matmul_precision
 from rlgraph.rollout import EpisodeTotals, Rollout
 from rlgraph.rollout.jax import Collector, draw, in_parts
@@ -429,7 +429,7 @@ def _product(a: jax.Array, b: jax.Array, precision: str | None) -> jax.Array:
 
 
 def _categorical(logits: list, noise: list, log_std: None) -> tuple[list, jax.Array]:
-    """Inverse CDF of one uniform; as Categorical of agents/networks_jax.py, action by action."""
+    """Inverse CDF of one uniform; as Categorical of agents/networks/jax.py, action by action."""
     (u,) = noise
     largest = functools.reduce(jnp.maximum, logits)
     shifted = [logit - largest for logit in logits]
@@ -445,7 +445,7 @@ def _categorical(logits: list, noise: list, log_std: None) -> tuple[list, jax.Ar
 
 
 def _gaussian(means: list, noise: list, log_stds: list) -> tuple[list, jax.Array]:
-    """As Gaussian of agents/networks_jax.py, entry by entry."""
+    """As Gaussian of agents/networks/jax.py, entry by entry."""
     action = [mean + jnp.exp(log_std) * x for mean, log_std, x in zip(means, log_stds, noise)]
     log_prob = 0.0
     for a, mean, log_std in zip(action, means, log_stds):

@@ -5,11 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium.spaces import Discrete
 
-from rlgraph import modes
+from rlgraph import modes, xla
 from rlgraph.devices import jax_device
 from rlgraph.environment import select
 from rlgraph.errors import UsageError
-from rlgraph.graph import xla
 from rlgraph.vector import base
 from rlgraph.vector.arrays import copied, is_tensor, on_host, plain_tensor
 

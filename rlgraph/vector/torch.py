@@ -68,7 +68,7 @@ class TorchVectorEnv(base.VectorEnv):
 
     def _prepare_fused(self) -> Callable:
         """The same by one kernel, which also takes several steps in a launch."""
-        from rlgraph.rollout.fused import FusedSteps
+        from rlgraph.kernels.rollouts import FusedSteps
 
         autoreset = self.autoreset_mode.value
         self._steps = FusedSteps(self.env, self._carry, self._out_of_range, self._generator, autoreset)

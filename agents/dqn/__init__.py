@@ -1,0 +1,1 @@
+"""DQN: its configuration, and one text a backend."""

@@ -1,0 +1,1 @@
+"""The policies that ship, one text a backend."""

@@ -1,0 +1,1 @@
+"""What the agents are made of: returns, running moments, replay, a count."""

@@ -1,0 +1,1 @@
+"""PPO: its configuration, and one text a backend."""

@@ -1,0 +1,1 @@
+"""PQN: its configuration, and one text a backend."""

@@ -1,0 +1,1 @@
+"""SAC: its configuration, and one text a backend."""

@@ -1,0 +1,1 @@
+"""What a captured graph holds, in words and as a picture."""
