@@ -9,7 +9,7 @@ import pytest
 
 import rlgraph
 from rlgraph.bench.solve import solve
-from rlgraph.cli.main import main as cli
+from rlgraph.cli import main as cli
 from rlgraph.config import TrainConfig
 from rlgraph.errors import NonFiniteError
 from rlgraph.runs import finite

@@ -134,7 +134,7 @@ import rlgraph, rlgraph.agents.ppo.config, rlgraph.envs.cartpole, rlgraph.regist
 print(rlgraph.make("CartPole-v1").id)
 print(*(m.__file__ for m in (rlgraph, rlgraph.registry, rlgraph.agents.ppo.config, rlgraph.envs.cartpole)), sep="\\n")
 """
-FILES = ("rlgraph/__init__.py", "rlgraph/registry.py", "agents/ppo.py", "envs/cartpole.py")
+FILES = ("rlgraph/__init__.py", "rlgraph/registry.py", "agents/ppo/config.py", "envs/cartpole.py")
 
 
 def places(python: Path, cwd: Path, *args: str, **variables: str) -> list[str]:
@@ -171,7 +171,7 @@ def test_an_editable_install_wins_over_a_folder_of_its_name_where_one_works(file
 
 
 def test_a_package_on_pythonpath_goes_before_an_editable_install(editable, installed, clone):
-    files = ("rlgraph/__init__.py", "rlgraph/registry.py", "rlgraph/agents/ppo.py", "rlgraph/envs/cartpole.py")
+    files = ("rlgraph/__init__.py", "rlgraph/registry.py", "rlgraph/agents/ppo/config.py", "rlgraph/envs/cartpole.py")
     expected = ["CartPole-v1", *(str(installed / name) for name in files)]
     assert places(editable, clone.parent, PYTHONPATH=str(installed)) == expected
 

@@ -56,13 +56,13 @@ class GraphInfo:
 
     def dot(self) -> str:
         """The picture as Graphviz's DOT. Repetitions in a chain of nodes are drawn once, with their number."""
-        from rlgraph.graph.inspect.info import draw
+        from rlgraph.graph.inspect import draw
 
         return draw.dot(self.topology, self.name)
 
     def svg(self) -> str:
         """The picture as SVG, drawn without Graphviz. Repetitions in a chain of nodes are drawn once."""
-        from rlgraph.graph.inspect.info import svg
+        from rlgraph.graph.inspect import svg
 
         return svg.svg(self.topology, self.name)
 
