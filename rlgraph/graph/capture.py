@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from rlgraph.errors import CaptureError, GraphError, first_line
 from rlgraph.graph.device import bindings
-from rlgraph.graph.host_draws import HostDraws
 from rlgraph.graph.inspect.info import GraphInfo, describe, flatten
 from rlgraph.graph.recording import (
     ALIVE,
@@ -29,14 +28,14 @@ from rlgraph.graph.recording import (
 )
 from rlgraph.graph.state import check_tensors, device_of, generators_of, leaving_no_trace, tensors_of
 from rlgraph.graph.uncapturable import (
+    HostDraws,
     Uncapturable,
-    line_of,
     missing_option,
     optimizer_in,
     synchronising_is_an_error_in_this_thread,
 )
-from rlgraph.graph.user_code import code_that_runs, warn
-from rlgraph.graph.watch import SIMPLE, Watched, name_of, putting_back_python
+from rlgraph.graph.watch import SIMPLE, Watch
+from rlgraph.graph.words import line_of, name_of, warn
 
 
 def capture(
@@ -105,7 +104,7 @@ class Graph:
     What it needs: fixed shapes, no read of a device value on the host, no random numbers from an unregistered
     generator, and no Python value that should change between replays: it is baked in. Keep it in a tensor, or call
     `update`; a replay after a change is a GraphError, also where nothing is captured. What that cannot see is said in
-    `rlgraph.graph.watch.Watched`.
+    `rlgraph.graph.watch`.
 
     What it does not do: it does not copy its outputs. `replay` returns the same tensors every time, overwritten by
     the next replay; clone what you keep. It does not free tensors that `fn` closes over, and does not synchronise.
@@ -141,11 +140,20 @@ class Graph:
         self._watches, self._watched = watch, None
         if not self.captured:
             _say_once_that_nothing_is_captured(device)
-        with PREPARING, putting_back_python(fn, device, self._call) if watch else contextlib.nullcontext():
-            if self.captured:
-                self._capture(pool, warmup)
-            else:
-                self._warm_up_directly()
+        with PREPARING:
+            self._draws = HostDraws(on_gpu=self.captured)
+            before = Watch(fn) if watch else None
+            try:
+                if self.captured:
+                    self._capture(pool, warmup)
+                else:
+                    self._warm_up_directly()
+            except BaseException as error:
+                if before is not None:
+                    if isinstance(error, Exception):  # not Ctrl-C, after which nothing more is called
+                        self._draws.drawn_by(self._call)
+                    before.put_back()
+                raise
 
     @property
     def raw(self) -> int:
@@ -413,10 +421,9 @@ class Graph:
                     self._fn(*self.inputs)
                     self._drawn = [after - start for start, after in zip(before, self._offsets())]
                 if self._watches and i == 0:
-                    self._uncompiled()
-                    draws = self._note_what_is_read()
-                elif self._watches:
-                    self._check_what_is_read(draws)
+                    self._watched = Watch(self._fn, self.device)  # not before: what a first call makes is no change
+            if self._watches:
+                self._check_what_is_read()
         except CaptureError:
             raise
         except Exception as error:
@@ -428,28 +435,21 @@ class Graph:
     def _warm_up_directly(self):
         self._diagnose()
         if self._watches:
-            draws = self._note_what_is_read()
-            with self._leaving_no_trace():
-                self._fn(*self.inputs)
-            self._check_what_is_read(draws)
+            self._watched = Watch(self._fn, self.device)
+            self._call()
+            self._check_what_is_read()
 
     def _leaving_no_trace(self):
         """Around each call: they all begin where a replay will, and a counter runs over no buffer's end."""
         return leaving_no_trace((self._state, self.inputs), self._generators)
 
-    def _note_what_is_read(self) -> HostDraws:
-        """After a first call: what that one makes, to be kept, is no error."""
-        self._watched = Watched(self._fn, self.device, self._ran)
-        return self._watched.host_draws()
-
-    def _check_what_is_read(self, draws: HostDraws):
-        if (source := draws.drawn_by(self._call)) is not None:
+    def _check_what_is_read(self):
+        if (source := self._draws.drawn_by(self._call)) is not None:
             raise CaptureError(
                 f"{self._name} cannot be captured: it draws from {source}, and every replay would use the same; "
                 "draw from a torch.Generator on the device that is named in `generators`"
             )
-        change = self.change()
-        if change is not None and not self._watched.forgives(self._uncompiled):
+        if (change := self._watched.rebound(self._uncompiled)) is not None:
             raise self._rebound(change)
 
     def _call(self):
@@ -457,9 +457,8 @@ class Graph:
             self._fn(*self.inputs)
 
     def _uncompiled(self):
-        """Call `fn` with what is compiled run uncompiled, and note which code runs. Returns its outputs."""
-        ran = code_that_runs() if self._watches else contextlib.nullcontext()
-        with self._leaving_no_trace(), torch.compiler.set_stance("force_eager"), ran as self._ran:
+        """Call `fn` with what is compiled run uncompiled. Returns its outputs."""
+        with self._leaving_no_trace(), torch.compiler.set_stance("force_eager"):
             return self._fn(*self.inputs)
 
     def _rebound(self, change):

@@ -13,7 +13,7 @@ from rlgraph.errors import UsageError
 from rlgraph.graph.capture import Graph, capture
 from rlgraph.graph.recording import pool_bytes
 from rlgraph.graph.state import check_tensors, generators_of, is_count, leaving_no_trace, tensors_of
-from rlgraph.graph.watch import name_of
+from rlgraph.graph.words import name_of
 
 SIZES = tuple(2**n for n in range(11))  # 1 to 1024
 

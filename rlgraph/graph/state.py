@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from rlgraph.devices import torch_device
 from rlgraph.errors import UsageError
-from rlgraph.graph.watch import name_of
+from rlgraph.graph.words import name_of
 
 
 def check_tensors(inputs: Sequence, fn: Callable) -> None:
