@@ -20,8 +20,10 @@ from rlgraph.errors import GraphError
 from rlgraph.graph.capture import Graph, capture
 from rlgraph.graph.device import bindings
 from rlgraph.graph.inspect.draw import MOST_NESTED, TIMES, Repeat, boxes, chains, dot, fold
-from rlgraph.graph.inspect.info import Contents, Node, Topology, critical_path, describe, flatten, in_order, short_name
+from rlgraph.graph.inspect.info import describe
+from rlgraph.graph.inspect.names import short_name
 from rlgraph.graph.inspect.svg import svg
+from rlgraph.graph.topology import Contents, Node, Topology, critical_path, flatten, in_order
 from rlgraph.runs.train import config_class
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -454,6 +456,12 @@ def test_without_cuda_bindings_one_line_says_what_to_install(monkeypatch):
 
 
 # ---- a graph's own
+
+
+def test_info_gives_both_pictures_of_its_nodes():
+    topology = graph_of("aab", "0-1", "1-2")
+    info = describe(topology, "fn", **MEASURED)
+    assert info.dot() == dot(topology, "fn") and info.svg() == svg(topology, "fn")
 
 
 def test_without_cuda_there_is_nothing_to_inspect():

@@ -79,6 +79,11 @@ def generators_of(generators: object) -> tuple[torch.Generator, ...]:
     raise UsageError(f"generators are torch.Generators in a list or a tuple, not {generators!r}")
 
 
+def own_generator(device: torch.device) -> torch.Generator:
+    """The one that draws without a generator come from; `device` with its index."""
+    return torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
+
+
 @contextlib.contextmanager
 def leaving_no_trace(state, generators):
     """Afterwards, every tensor in `state` and every generator is as it was."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rlgraph.errors import GraphError
-from rlgraph.graph.inspect.info import Contents, Node
+from rlgraph.graph.topology import Contents, Node
 
 # By cudaGraphNodeType's names, without their prefix.
 KINDS = {
