@@ -349,7 +349,7 @@ def test_an_iteration_of_rlgraph_rebinds_nothing_that_it_reads():
     trainer = PPO(config, make("CartPole-v1"))
     graph = capture(trainer._iteration, state=trainer._state(), generators=[trainer.generator])
     graph.replay()
-    assert len(graph._watched._entries) > 50
+    assert len(graph._watch._entries) > 50
     trainer.optimizer.param_groups[0]["eps"] = 1.0
     with pytest.raises(GraphError, match="eps"):
         graph.replay()

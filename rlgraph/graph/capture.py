@@ -304,7 +304,7 @@ class Graph:
         seconds = new.capture_seconds + time.perf_counter() - started
         self._fn, self._name, self.outputs = new._fn, new._name, new.outputs
         self.inputs, self._state, self._drawn = new.inputs, new._state, new._drawn
-        self._watch = new._watched
+        self._watch = new._watch
         self.capture_seconds, self._template = new.capture_seconds, new
         done = "updated in place" if self.captured else f"no CUDA graph on {self.device.type}: nothing to update"
         return Update(refused is None, refused or done, seconds)
