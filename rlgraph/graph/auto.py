@@ -81,15 +81,14 @@ class Auto:
     as many direct calls, where they come from `generators`.
 
     **Inputs of another shape or dtype** than those of the first capture get a graph of their own. **A Python value that
-    `fn` reads and that has changed,** as far as `rlgraph.graph.watch` sees it, means a new capture. After
+    `fn` reads and that has changed,** by the rule of `rlgraph.graph.watch`, means a new capture. After
     `most` captures in all, whatever fits none of the graphs runs operation by operation, and a warning says so once.
 
     What it needs: tensors on one device, and `state` and `generators` that are complete: a capture runs `fn` a few
     times, to try it, and puts those back. On a CPU nothing is tried, and `fn` is called.
 
-    What it does not do: it does not see a value that comes from outside and is held nowhere, such as the time of day or
-    a file, nor the elements of a numpy array of more than 4 KiB. It does not order calls from several threads or
-    streams.
+    What it does not do: it does not see what the rule of `rlgraph.graph.watch` leaves out, such as items of arrays, a
+    file or the time of day. It does not order calls from several threads or streams.
 
     Attributes:
         mode: "graph", "compile" or "eager": how it runs.

@@ -105,8 +105,8 @@ class Graph:
 
     What it needs: fixed shapes, no read of a device value on the host, no random numbers from an unregistered
     generator, and no Python value that should change between replays: it is baked in. Keep it in a tensor, or call
-    `update`; a replay after a change is a GraphError, also where nothing is captured. What that cannot see is said in
-    `rlgraph.graph.watch`.
+    `update`; a replay after a change is a GraphError, also where nothing is captured. `rlgraph.graph.watch` says which
+    values are watched, and `verify` finds the others.
 
     What it does not do: it does not copy its outputs. `replay` returns the same tensors every time, overwritten by
     the next replay; clone what you keep. It does not free tensors that `fn` closes over, and does not synchronise.

@@ -26,8 +26,6 @@ from rlgraph.graph.words import name_of, warn
 
 LIBRARIES = {"torch", "functorch", "numpy", "triton", "cuda", "jax", "gymnasium", "array_api_compat"}
 SIMPLE = (bool, int, float, complex, str, bytes, type(None), range, slice, torch.device, torch.dtype, np.generic)
-UNNAMED = {"__call__", "forward"}  # methods that run without being named
-MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 ITEMS = 64  # of a list, tuple or dict
 MOST = 2000  # values
 GONE = (LookupError, AttributeError, ValueError)  # how containers, objects and variables say it
@@ -37,14 +35,12 @@ MISSING, WRITES = object(), torch.Tensor._version.__get__
 class Watch:
     """What `fn` reads by the rule above, as it stands when this is made.
 
-    Args:
-        fn: the function.
-        device: where it runs. A GPU has the number in a CPU tensor baked in, so there writes to one are watched, too.
+    On a GPU as `device` writes to tensors on the CPU count, too: their numbers are baked in.
     """
 
     def __init__(self, fn: Callable, device: torch.device | None = None):
         self._on_gpu = device is not None and device.type == "cuda"
-        self._names, known = set(UNNAMED), 0
+        self._names, known = {"__call__", "forward"}, 0
         while known < len(self._names):  # each walk may find code that names more
             known, self._seen, self._entries, self._full = len(self._names), {}, [], None
             self._visit(fn, name_of(fn))
@@ -81,7 +77,7 @@ class Watch:
             held = [*(tree_leaves(call()) if changes else ()), *map(_now, self._entries)]
         except Exception:  # whatever it raises where it needs the value
             held = [UNUSABLE]
-        if replaced != changed or any(each is UNUSABLE for each in held):
+        if len(replaced) < len(changed) or any(each is UNUSABLE for each in held):
             self.put_back()
             return next(iter(changes.values()))
         self._entries = [entry for i, entry in enumerate(self._entries) if i not in changes]
@@ -115,13 +111,11 @@ class Watch:
 
     def _item(self, get, owner, key, name):
         entry = (get, owner, key, None, name)
-        if (value := _now(entry)) is MISSING:
-            return
         if len(self._entries) >= MOST:
             self._full = self._full or name
-            return
-        self._entries.append((get, owner, key, value, name))
-        self._visit(value, name)
+        elif (value := _now(entry)) is not MISSING:
+            self._entries.append((get, owner, key, value, name))
+            self._visit(value, name)
 
     def _visit(self, value, name):
         if isinstance(value, SIMPLE) or id(value) in self._seen:
@@ -176,7 +170,7 @@ class Watch:
 
     def _module(self, own, name):
         self._item(operator.getitem, own, "training", f"{name}.training")
-        for part in MODULE_PARTS:
+        for part in ("_parameters", "_buffers", "_modules"):
             for key in list(own.get(part, ())):
                 self._item(operator.getitem, own[part], key, f"{name}.{key}")
         if (first := next(iter(own.get("_parameters", {}).values()), None)) is not None:
