@@ -466,7 +466,16 @@ def test_beyond_the_most_values_a_warning_says_from_where_on():
 
 class Refusing:
     def __getattr__(self, name):
-        raise LookupError(name)
+        raise RuntimeError(name)
+
+
+class Moody:
+    kind = 1
+
+    def __getattribute__(self, name):
+        if name == "kind":
+            raise RuntimeError("not now")
+        return object.__getattribute__(self, name)
 
 
 class Inventing:
@@ -475,9 +484,12 @@ class Inventing:
 
 
 def test_objects_that_raise_or_make_things_up_stop_no_capture():
-    odd = [Refusing(), Inventing(), types.SimpleNamespace(inner=Refusing())]
-    graph = capture(lambda x: x * len(odd), torch.ones(2))
-    assert graph.replay().tolist() == [3, 3]
+    odd = [Refusing(), Inventing(), types.SimpleNamespace(inner=Refusing()), Moody()]
+
+    def fn(x):
+        return x * len(odd) if x.dim() else odd[3].kind
+
+    assert capture(fn, torch.ones(2)).replay().tolist() == [4, 4]
 
 
 def test_what_a_flag_or_an_alias_keeps_is_no_mere_result():

@@ -5,8 +5,8 @@ The rule, whole:
 1. Watched is what the function's code names: its closure, globals, defaults, the arguments of a `functools.partial`,
    the object that it is bound to, and the attributes of objects found there; a module counts with its submodules,
    parameters, buffers and `training`, an optimiser with its groups, a list, tuple or dict with its first 64 items.
-2. Functions and methods found there (`__call__` and `forward` unnamed) belong to that code; what belongs to Python,
-   numpy or torch is not looked into, except torch's modules and optimisers.
+2. Functions and methods found there (`__call__` and `forward` unnamed) belong to that code; what belongs to Python
+   or to LIBRARIES, such as torch, is not looked into, except torch's modules and optimisers.
 3. Numbers, strings and the like are compared by type and value, everything else by identity.
 
 What that does not see, such as items of an array or a file, `Graph.verify` finds: it compares a replay with a call.
@@ -25,10 +25,10 @@ from torch.utils._pytree import tree_leaves
 from rlgraph.graph.words import name_of, warn
 
 LIBRARIES = {"torch", "functorch", "numpy", "triton", "cuda", "jax", "gymnasium", "array_api_compat"}
+LIBRARIES |= {"warp", "mujoco", "mujoco_warp"}
 SIMPLE = (bool, int, float, complex, str, bytes, type(None), range, slice, torch.device, torch.dtype, np.generic)
 ITEMS = 64  # of a list, tuple or dict
 MOST = 2000  # values
-GONE = (LookupError, AttributeError, ValueError)  # how containers, objects and variables say it
 MISSING, WRITES = object(), torch.Tensor._version.__get__
 
 
@@ -55,7 +55,7 @@ class Watch:
                 now = get(owner, key)
                 if now is not then and (type(now) is not int or type(then) is not int or now != then):
                     return self._first_change()
-        except GONE:
+        except Exception:  # it is gone, and each kind of object says that in its own way
             return self._first_change()
         return None
 
@@ -229,7 +229,7 @@ def _now(entry):
     get, owner, key, *_ = entry
     try:
         return get(owner, key)
-    except GONE:
+    except Exception:  # a user's object may raise anything
         return MISSING
 
 
