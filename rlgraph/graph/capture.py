@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from rlgraph.errors import CaptureError, GraphError, first_line
-from rlgraph.graph.device import bindings
+from rlgraph.graph import bindings
 from rlgraph.graph.inspect.info import GraphInfo, describe
 from rlgraph.graph.recording import (
     ALIVE,
