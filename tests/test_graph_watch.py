@@ -356,7 +356,7 @@ def test_an_iteration_of_rlgraph_rebinds_nothing_that_it_reads():
 
 
 def test_it_costs_little():
-    """2 microseconds for 50 values on an idle machine; here only that it is not many times that."""
+    """3 microseconds for 50 values on a shared core; here only that it is not many times that."""
     values = [object() for _ in range(50)]
     watch = Watch(lambda: values)
     assert len(watch._entries) > 50

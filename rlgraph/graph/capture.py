@@ -67,7 +67,7 @@ def capture(
             other, and they must not run at the same time; `rlgraph.graph.pool.GraphPool` sees to both.
         warmup: calls before the capture, on the capturing stream: lazy initialisation and compilation happen there.
         watch: whether replays notice that Python values which `fn` reads have changed, see `rlgraph.graph.watch`. It
-            costs each about 0.04 µs a value.
+            costs each about 0.06 µs a value.
 
     Returns:
         A `Graph`. On a device without CUDA it runs `fn` directly, and a warning says so once a process.

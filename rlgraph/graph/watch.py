@@ -49,7 +49,7 @@ class Watch:
             warn(f"{name_of(fn)} reads more than {MOST} Python values: a change of {self._full} will not be noticed")
 
     def change(self) -> str | None:
-        """The first change in words, "Policy.scale was 1.0 and is 0.5"; None: there is none. About 0.04 µs a value."""
+        """The first change in words, "Policy.scale was 1.0 and is 0.5"; None: there is none. About 0.06 µs a value."""
         try:
             for get, owner, key, then, _ in self._entries:
                 now = get(owner, key)
