@@ -109,6 +109,12 @@ def test_the_example_of_when_not_to_capture(device, capsys):
         torch.testing.assert_close(names[name], (x / temperature).softmax(-1))
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_example_of_verify(device, capsys):
+    graphs_example("Verify", device)
+    assert "output 0: 3 of 3 elements differ, by up to 1;" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):

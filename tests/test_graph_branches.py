@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rlgraph.errors import UsageError
+from rlgraph.graph import bindings
 from rlgraph.graph.capture import capture
-from rlgraph.graph.device import bindings
 from rlgraph.graph.device.branches import _candidates, _device, _OfThread, branches
 from rlgraph.graph.recording import CAPTURED_ON, PRIORITY, STREAMS, streams_of
 

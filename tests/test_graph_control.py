@@ -19,8 +19,9 @@ from rlgraph.agents.ppo.config import PPOConfig
 from rlgraph.agents.ppo.one_launch import UntilSolved
 from rlgraph.agents.ppo.torch import PPO
 from rlgraph.errors import CaptureError, GraphError, UsageError
+from rlgraph.graph import bindings
 from rlgraph.graph.capture import capture
-from rlgraph.graph.device import bindings
+from rlgraph.graph.device import nodes
 from rlgraph.graph.device.control import Conditional, if_graph, while_graph
 from rlgraph.kernels.rollouts import FusedCollector, FusedEvaluation
 
@@ -344,10 +345,10 @@ def test_an_old_driver_is_refused_by_its_version(monkeypatch):
         bindings.check_driver(*Conditional.NEEDS)
 
 
-@pytest.mark.parametrize("source", [bindings.SET_CONDITION, bindings.LAUNCH], ids=["set_condition", "launch"])
+@pytest.mark.parametrize("source", [nodes.SET_CONDITION, nodes.LAUNCH], ids=["set_condition", "launch"])
 def test_the_kernel_that_decides_compiles_for_every_architecture(source):
     pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings")
     for architecture in ("sm_75", "sm_90"):
-        assert bindings.cubin(source, architecture).startswith(b"\x7fELF")
+        assert nodes.cubin(source, architecture).startswith(b"\x7fELF")
     with pytest.raises(GraphError, match=r"nvrtcCompileProgram failed: .* for sm_1: "):
-        bindings.cubin(source, "sm_1")
+        nodes.cubin(source, "sm_1")

@@ -9,8 +9,9 @@ from fused_tools import make_env, make_policy
 from graph_tools import DEVICES, Counting, fake_api
 
 from rlgraph.errors import CaptureError, GraphError, UsageError
+from rlgraph.graph import bindings
 from rlgraph.graph.capture import capture
-from rlgraph.graph.device import bindings
+from rlgraph.graph.device import nodes
 from rlgraph.graph.device.control import if_graph, while_graph
 from rlgraph.graph.device.relaunch import Relaunching, launch_beside, relaunching
 
@@ -261,7 +262,7 @@ def test_an_old_driver_is_refused_by_its_version(monkeypatch):
 
 def test_a_launch_that_the_device_refuses_is_an_error(monkeypatch):
     name = types.SimpleNamespace(name="cudaErrorInvalidValue")
-    monkeypatch.setattr(bindings, "load", lambda: (types.SimpleNamespace(cudaError_t={1: name}.__getitem__), None))
+    monkeypatch.setattr(nodes, "load", lambda: (types.SimpleNamespace(cudaError_t={1: name}.__getitem__), None))
     c = Counting("cpu", 5)
     loop = relaunching(c.count, c.going_on, state=c.state)
     loop._error.fill_(1)
@@ -272,12 +273,12 @@ def test_a_launch_that_the_device_refuses_is_an_error(monkeypatch):
 def test_what_no_kernel_can_launch_is_named(monkeypatch):
     runtime = pytest.importorskip("cuda.bindings.runtime", reason="needs cuda-bindings")
     params = runtime.cudaGraphInstantiateParams()
-    monkeypatch.setattr(bindings, "_node", lambda *args: bindings.Node("memcpy", "host-to-device"))
+    monkeypatch.setattr(nodes, "node_of", lambda *args: bindings.Node("memcpy", "host-to-device"))
     fake = types.SimpleNamespace(
         result_out=runtime.cudaGraphInstantiateResult.cudaGraphInstantiateNodeOperationNotSupported, errNode_out=5
     )
-    assert bindings._refusal(fake).startswith("it holds what is not allowed, at a node of kind memcpy host-to-device; ")
-    assert bindings._refusal(params).startswith("Success; ")
+    assert nodes._refusal(fake).startswith("it holds what is not allowed, at a node of kind memcpy host-to-device; ")
+    assert nodes._refusal(params).startswith("Success; ")
 
 
 @pytest.mark.gpu
@@ -287,8 +288,8 @@ def test_a_conditional_node_is_refused_by_cuda():
         torch.ones((), dtype=torch.bool, device="cuda"),
         torch.zeros((), dtype=torch.int64, device="cuda"),
     )
-    graph = bindings.Handmade()
-    bindings.add_conditional(graph.graph, None, predicate, count, 1, loop=False)
+    graph = nodes.Handmade()
+    nodes.add_conditional(graph.graph, None, predicate, count, 1, loop=False)
     with pytest.raises(
         GraphError, match=r"^cudaGraphInstantiateWithParams failed: \w+: .*; a graph that kernels launch"
     ):

@@ -24,6 +24,7 @@ from rlgraph.graph.device.branches import branches
 from rlgraph.graph.device.control import while_graph
 from rlgraph.graph.device.relaunch import relaunching
 from rlgraph.graph.pool import GraphPool
+from rlgraph.graph.trial import Trial
 
 MIB = 1 << 20
 
@@ -84,7 +85,7 @@ def test_an_error_in_a_recording_keeps_nothing_alive(monkeypatch):
     gc.disable()
     try:
         with contextlib.suppress(CaptureError):
-            graph._record(None)
+            graph._record(Trial(fn, (), [], (), graph.device, part=False, watches=False), None)
     finally:
         gc.enable()
     assert [tensor() for tensor in made] == [None]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from rlgraph.errors import CaptureError
+from rlgraph.graph import bindings
 from rlgraph.graph.capture import capture
-from rlgraph.graph.device import bindings
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

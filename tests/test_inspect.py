@@ -17,11 +17,13 @@ import torch
 from rlgraph.cli import graph_show as show
 from rlgraph.cli.main import main
 from rlgraph.errors import GraphError
+from rlgraph.graph import bindings
 from rlgraph.graph.capture import Graph, capture
-from rlgraph.graph.device import bindings
 from rlgraph.graph.inspect.draw import MOST_NESTED, TIMES, Repeat, boxes, chains, dot, fold
-from rlgraph.graph.inspect.info import Contents, Node, Topology, critical_path, describe, flatten, in_order, short_name
+from rlgraph.graph.inspect.info import describe
+from rlgraph.graph.inspect.names import short_name
 from rlgraph.graph.inspect.svg import svg
+from rlgraph.graph.topology import Contents, Node, Topology, critical_path, flatten, in_order
 from rlgraph.runs.train import config_class
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -456,6 +458,12 @@ def test_without_cuda_bindings_one_line_says_what_to_install(monkeypatch):
 # ---- a graph's own
 
 
+def test_info_gives_both_pictures_of_its_nodes():
+    topology = graph_of("aab", "0-1", "1-2")
+    info = describe(topology, "fn", **MEASURED)
+    assert info.dot() == dot(topology, "fn") and info.svg() == svg(topology, "fn")
+
+
 def test_without_cuda_there_is_nothing_to_inspect():
     graph = capture(lambda x: x + 1, torch.zeros(3))
     with pytest.raises(GraphError, match="holds no CUDA graph: on cpu it is run directly"):
@@ -587,3 +595,19 @@ def test_what_an_inspection_cannot_do_is_one_line(as_on_a_gpu, monkeypatch, caps
     monkeypatch.setattr(show, "_info", info)
     assert main(["graph", "show"]) == 1
     assert capsys.readouterr().err == "rlgraph: cudaGraphGetNodes failed: cudaErrorInvalidValue\n"
+
+
+# ---- the rooms
+
+
+def test_no_room_of_the_graphs_reaches_into_one_that_it_stands_apart_from():
+    """The core needs no control flow by the device; pictures need nothing but the plain list of nodes."""
+    folder = Path(bindings.__file__).parent
+    imported = {path: re.findall(r"from (rlgraph\.graph\S*) import", path.read_text()) for path in folder.rglob("*.py")}
+    for path, modules in imported.items():
+        if path.parent == folder:
+            assert not [module for module in modules if ".device" in module], path
+        if path.parent.name == "inspect":
+            allowed = ("rlgraph.graph.inspect.", "rlgraph.graph.topology")
+            assert all(module.startswith(allowed) for module in modules), path
+    assert len(imported) > 15

@@ -9,9 +9,10 @@ import torch
 from rlgraph.agents.ppo.config import PPOConfig
 from rlgraph.agents.ppo.torch import PPO
 from rlgraph.cli.main import main
+from rlgraph.graph import bindings
 from rlgraph.graph.capture import capture
-from rlgraph.graph.device import bindings
-from rlgraph.graph.inspect.info import describe, flatten
+from rlgraph.graph.inspect.info import describe
+from rlgraph.graph.topology import flatten
 from rlgraph.kernels.rollouts import FusedCollector
 from rlgraph.registry import make
 from rlgraph.rollout.torch import Collector

@@ -1,5 +1,4 @@
-"""CUDA graphs: capture and replay for torch (`capture`), command buffers for JAX (`xla`).
-`Graph.info` says what a captured graph holds (`inspect`).
+"""CUDA graphs in torch: capture and replay; `device` holds control flow by the device, `inspect` what a graph holds.
 
 Nothing is imported here, so that choosing one backend never loads the other.
 """

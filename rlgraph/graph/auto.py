@@ -12,8 +12,9 @@ from rlgraph.errors import CaptureError, GraphError, UsageError, first_line, is_
 from rlgraph.graph.capture import capture
 from rlgraph.graph.compile import compiled, graph_breaks_allowed
 from rlgraph.graph.state import check_tensors, device_of, generators_of, is_count, leaving_no_trace, tensors_of
-from rlgraph.graph.user_code import warn
-from rlgraph.graph.watch import name_of, putting_back_python
+from rlgraph.graph.uncapturable import HostDraws
+from rlgraph.graph.watch import Watch
+from rlgraph.graph.words import name_of, warn
 
 T = TypeVar("T")
 
@@ -80,15 +81,14 @@ class Auto:
     as many direct calls, where they come from `generators`.
 
     **Inputs of another shape or dtype** than those of the first capture get a graph of their own. **A Python value that
-    `fn` reads and that has changed,** as far as `rlgraph.graph.watch.Watched` sees it, means a new capture. After
+    `fn` reads and that has changed,** by the rule of `rlgraph.graph.watch`, means a new capture. After
     `most` captures in all, whatever fits none of the graphs runs operation by operation, and a warning says so once.
 
     What it needs: tensors on one device, and `state` and `generators` that are complete: a capture runs `fn` a few
     times, to try it, and puts those back. On a CPU nothing is tried, and `fn` is called.
 
-    What it does not do: it does not see a value that comes from outside and is held nowhere, such as the time of day or
-    a file, nor the elements of a numpy array of more than 4 KiB. It does not order calls from several threads or
-    streams.
+    What it does not do: it does not see what the rule of `rlgraph.graph.watch` leaves out, such as items of arrays, a
+    file or the time of day. It does not order calls from several threads or streams.
 
     Attributes:
         mode: "graph", "compile" or "eager": how it runs.
@@ -177,12 +177,15 @@ class Auto:
         with graph_breaks_allowed():
             way = compiled(plain)
         once = {"state": self._state, "generators": self._generators}
-        for run in (plain, way):
-            call = functools.partial(check_that_it_runs, run, *inputs, **once)
-            with putting_back_python(plain, self.device, call, always=True) as draws:
+        before, draws = Watch(plain), HostDraws(on_gpu=self.device.type == "cuda")
+        try:
+            for run in (plain, way):
+                call = functools.partial(check_that_it_runs, run, *inputs, **once)
                 call()
                 if run is plain and (source := draws.drawn_by(call)) is not None:
                     raise CaptureError(f"it draws others than those of {source}")
+        finally:
+            before.put_back()
         return way
 
     def _say_once(self, about, line):

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,9 +10,8 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from rlgraph.errors import CaptureError, GraphError, first_line
-from rlgraph.graph.device import bindings
-from rlgraph.graph.host_draws import HostDraws
-from rlgraph.graph.inspect.info import GraphInfo, describe, flatten
+from rlgraph.graph import bindings
+from rlgraph.graph.inspect.info import GraphInfo, describe
 from rlgraph.graph.recording import (
     ALIVE,
     PREPARING,
@@ -27,16 +25,19 @@ from rlgraph.graph.recording import (
     put_torch_right,
     stream_of_its_own,
 )
-from rlgraph.graph.state import check_tensors, device_of, generators_of, leaving_no_trace, tensors_of
-from rlgraph.graph.uncapturable import (
-    Uncapturable,
-    line_of,
-    missing_option,
-    optimizer_in,
-    synchronising_is_an_error_in_this_thread,
+from rlgraph.graph.state import (
+    check_tensors,
+    device_of,
+    generators_of,
+    leaving_no_trace,
+    own_generator,
+    tensors_of,
 )
-from rlgraph.graph.user_code import code_that_runs, warn
-from rlgraph.graph.watch import SIMPLE, Watched, name_of, putting_back_python
+from rlgraph.graph.topology import flatten
+from rlgraph.graph.trial import Trial
+from rlgraph.graph.verify import difference, snapshot
+from rlgraph.graph.watch import Watch
+from rlgraph.graph.words import name_of, warn
 
 
 def capture(
@@ -66,7 +67,7 @@ def capture(
             other, and they must not run at the same time; `rlgraph.graph.pool.GraphPool` sees to both.
         warmup: calls before the capture, on the capturing stream: lazy initialisation and compilation happen there.
         watch: whether replays notice that Python values which `fn` reads have changed, see `rlgraph.graph.watch`. It
-            costs each about 0.04 µs a value.
+            costs each about 0.06 µs a value.
 
     Returns:
         A `Graph`. On a device without CUDA it runs `fn` directly, and a warning says so once a process.
@@ -104,8 +105,8 @@ class Graph:
 
     What it needs: fixed shapes, no read of a device value on the host, no random numbers from an unregistered
     generator, and no Python value that should change between replays: it is baked in. Keep it in a tensor, or call
-    `update`; a replay after a change is a GraphError, also where nothing is captured. What that cannot see is said in
-    `rlgraph.graph.watch.Watched`.
+    `update`; a replay after a change is a GraphError, also where nothing is captured. `rlgraph.graph.watch` says which
+    values are watched, and `verify` finds the others.
 
     What it does not do: it does not copy its outputs. `replay` returns the same tensors every time, overwritten by
     the next replay; clone what you keep. It does not free tensors that `fn` closes over, and does not synchronise.
@@ -135,17 +136,18 @@ class Graph:
         self.replays = 0
         self.capture_seconds = self.instantiate_seconds = 0.0
         self.outputs = self.pool = None
-        self._part = part  # of another graph: it cannot draw from torch's generators, and what it returns is dropped
-        self._drawn = []  # by how much a call advances torch's generators
+        self._part = part  # of another graph
         self._template = None  # after an update: what holds the graph that was captured last
-        self._watches, self._watched = watch, None
+        self._watches = watch
         if not self.captured:
             _say_once_that_nothing_is_captured(device)
-        with PREPARING, putting_back_python(fn, device, self._call) if watch else contextlib.nullcontext():
+        trial = Trial(fn, self.inputs, self._state, generators, device, part, watch)
+        with PREPARING, trial.putting_back_after_an_error():
             if self.captured:
-                self._capture(pool, warmup)
+                self._capture(trial, pool, warmup)
             else:
-                self._warm_up_directly()
+                trial.warm_up_directly()
+        self._watch, self._drawn = trial.watch, trial.drawn  # the latter: by how much a call advances the generators
 
     @property
     def raw(self) -> int:
@@ -182,7 +184,7 @@ class Graph:
 
     def change(self) -> str | None:
         """What has changed of the Python values that the function reads, in words; None: nothing, or not watched."""
-        return None if self._watched is None else self._watched.change()
+        return None if self._watch is None else self._watch.change()
 
     def check_unchanged(self) -> None:
         """Raises GraphError if a Python value that the function reads has changed; `replay` does it."""
@@ -191,6 +193,47 @@ class Graph:
                 f"{change}, but {self._name} was captured with what it was: {self._to_capture_again()}, or keep it in "
                 "a tensor and write that in place"
             )
+
+    def verify(self) -> None:
+        """Compare one replay with one call of the function, to the last bit, from the same state, inputs and draws.
+
+        It finds what `rlgraph.graph.watch` cannot see: a value from an array, an iterator or a file that was baked in;
+        a tensor that is updated and not in `state`; a generator that is not in `generators`. It leaves no trace in
+        what was named to `capture`, in the outputs and in watched Python values. Where nothing is captured, it
+        compares two calls, which shows whether a call begins where the last one did. It waits for the device.
+
+        Raises:
+            GraphError: the two differ; the message names the first output or state tensor that does, and by how much.
+                Or a watched Python value has changed.
+            RuntimeError: after `reset`.
+        """
+        self._check_alive()
+        self.check_unchanged()
+        before, outputs, replays = Watch(self._fn), self.outputs, self.replays
+        shown = [
+            t
+            for t in tree_leaves(outputs)
+            if isinstance(t, torch.Tensor) and 0 not in t.stride() and not t.is_inference()
+        ]
+        try:
+            with leaving_no_trace(shown, ()):
+                found = difference(*(self._tried(run) for run in (self.replay, lambda: self._fn(*self.inputs))))
+        finally:
+            before.put_back()
+            self.outputs, self.replays = outputs, replays
+        if found is not None:
+            raise GraphError(
+                f"a {'replay' if self.captured else 'second call'} of {self._name} gives other results than a call: "
+                f"{found}; keep in tensors what changes, and name in `state` what is updated and in `generators` what "
+                "is drawn from"
+            )
+
+    def _tried(self, run) -> dict:
+        """What a run comes to, and leaves no trace of in the state, the inputs and the generators."""
+        generators = {own_generator(self.device), *self._generators}
+        on_device = torch.cuda.device(self.device) if self.captured else contextlib.nullcontext()
+        with on_device, leaving_no_trace((self._state, self.inputs), generators):
+            return snapshot({"output": run(), "state tensor": self._state, "input": self.inputs})
 
     def _to_capture_again(self) -> str:
         if self._part:
@@ -261,7 +304,7 @@ class Graph:
         seconds = new.capture_seconds + time.perf_counter() - started
         self._fn, self._name, self.outputs = new._fn, new._name, new.outputs
         self.inputs, self._state, self._drawn = new.inputs, new._state, new._drawn
-        self._watched = new._watched
+        self._watch = new._watch
         self.capture_seconds, self._template = new.capture_seconds, new
         done = "updated in place" if self.captured else f"no CUDA graph on {self.device.type}: nothing to update"
         return Update(refused is None, refused or done, seconds)
@@ -292,7 +335,7 @@ class Graph:
             with RECORDING:
                 torch.cuda.synchronize(self.device)
                 self._graph.reset()
-        self._fn = self.outputs = self.pool = self._template = self._watched = None
+        self._fn = self.outputs = self.pool = self._template = self._watch = None
         self.inputs, self._state = (), []
 
     def _check_alive(self):
@@ -330,21 +373,21 @@ class Graph:
                 if isinstance(static, torch.Tensor):
                     static.copy_(new.detach())
 
-    def _capture(self, pool, warmup):
+    def _capture(self, trial, pool, warmup):
         with torch.cuda.device(self.device):
             pool = pool or MemoryPool(torch.cuda.graph_pool_handle(), stream_of_its_own(self.device))
             pool.stream.wait_stream(torch.cuda.current_stream())
             # Named around the capture too: torch does not leave the stream of a capture that fails.
             with torch.cuda.stream(pool.stream):
                 try:
-                    self._warm_up(warmup)
+                    trial.warm_up(warmup)
                 finally:
                     pool.stream.synchronize()  # if it failed, others go on with what was put back here
                 with RECORDING, no_garbage_collection():
                     torch.cuda.synchronize()
                     started = time.perf_counter()
                     try:
-                        self._record(pool)
+                        self._record(trial, pool)
                     finally:
                         # torch has set the generators' place on the device to 0, on this stream. A replay on another
                         # one sets it too, and the 0 must not come after that.
@@ -353,7 +396,7 @@ class Graph:
             self.pool = pool
             ALIVE.add(self)
 
-    def _record(self, pool):
+    def _record(self, trial, pool):
         self._graph = new_graph(self._generators)
         failed = None
         try:
@@ -369,14 +412,14 @@ class Graph:
             if failed is None:
                 self._not_ended(error)
             elif isinstance(failed, Exception):
-                raise self._error(failed) from failed
+                raise trial.error(failed) from failed
             else:
                 raise failed from None  # Ctrl-C
         finally:
             del failed  # it holds this frame: while this frame held it, what `fn` has made waited for the collector
-        self._check_outputs(self.outputs)
-        if (change := self.change()) is not None:
-            raise self._rebound(change)
+        trial.check_outputs(self.outputs)
+        if trial.watch is not None and (change := trial.watch.change()) is not None:
+            raise trial.rebound_error(change)
 
     def _not_ended(self, error: BaseException) -> None:
         """What an error at the end of a capture means, whose function has run."""
@@ -393,111 +436,16 @@ class Graph:
             "uses, and no other thread may wait for the whole device meanwhile"
         ) from error
 
-    def _check_outputs(self, outputs) -> None:
-        """Raises CaptureError for what a replay could not fill."""
-        for leaf in () if self._part else tree_leaves(outputs):
-            if not isinstance(leaf, (torch.Tensor, *SIMPLE)):
-                raise CaptureError(
-                    f"{self._name} returns a value of type {type(leaf).__name__}, which a replay could not fill: "
-                    "return tensors, in any nesting of tuples, lists and dicts"
-                )
-
-    def _warm_up(self, warmup):
-        try:
-            for i in range(max(2, warmup)):
-                # The first call may compile, and autotuning synchronises. From the second on, a synchronising call
-                # is an error here, before it can break a capture.
-                strictly = synchronising_is_an_error_in_this_thread() if i else contextlib.nullcontext()
-                with self._leaving_no_trace(), strictly:
-                    before = self._offsets()
-                    self._fn(*self.inputs)
-                    self._drawn = [after - start for start, after in zip(before, self._offsets())]
-                if self._watches and i == 0:
-                    self._uncompiled()
-                    draws = self._note_what_is_read()
-                elif self._watches:
-                    self._check_what_is_read(draws)
-        except CaptureError:
-            raise
-        except Exception as error:
-            self._diagnose()
-            raise self._error(error) from error
-        if self._part:
-            self._diagnose()
-
-    def _warm_up_directly(self):
-        self._diagnose()
-        if self._watches:
-            draws = self._note_what_is_read()
-            with self._leaving_no_trace():
-                self._fn(*self.inputs)
-            self._check_what_is_read(draws)
-
-    def _leaving_no_trace(self):
-        """Around each call: they all begin where a replay will, and a counter runs over no buffer's end."""
-        return leaving_no_trace((self._state, self.inputs), self._generators)
-
-    def _note_what_is_read(self) -> HostDraws:
-        """After a first call: what that one makes, to be kept, is no error."""
-        self._watched = Watched(self._fn, self.device, self._ran)
-        return self._watched.host_draws()
-
-    def _check_what_is_read(self, draws: HostDraws):
-        if (source := draws.drawn_by(self._call)) is not None:
-            raise CaptureError(
-                f"{self._name} cannot be captured: it draws from {source}, and every replay would use the same; "
-                "draw from a torch.Generator on the device that is named in `generators`"
-            )
-        change = self.change()
-        if change is not None and not self._watched.forgives(self._uncompiled):
-            raise self._rebound(change)
-
-    def _call(self):
-        with self._leaving_no_trace():
-            self._fn(*self.inputs)
-
-    def _uncompiled(self):
-        """Call `fn` with what is compiled run uncompiled, and note which code runs. Returns its outputs."""
-        ran = code_that_runs() if self._watches else contextlib.nullcontext()
-        with self._leaving_no_trace(), torch.compiler.set_stance("force_eager"), ran as self._ran:
-            return self._fn(*self.inputs)
-
-    def _rebound(self, change):
-        return CaptureError(
-            f"{self._name} cannot be captured: from one call to the next {change}, and every replay would see the "
-            "first; keep a number in a tensor, and write a tensor in place with copy_; a result is for returning, or "
-            "for an attribute that is written before it is read"
-        )
-
-    def _offsets(self) -> list[int]:
-        """Where torch's generators stand: the device's own, and those named."""
-        own = torch.cuda.default_generators[torch.cuda.current_device()]
-        return [generator.get_offset() for generator in (own, *self._generators)]
-
-    def _error(self, error: Exception) -> CaptureError:
-        advice = (
-            "constants must be made before the capture, generators named in `generators`, and no value read on the host"
-        )
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        optimizer = optimizer_in(reversed(frames))
-        if optimizer is not None and (option := missing_option(optimizer)) is not None:
-            advice = f"make {type(optimizer).__name__} with {option}=True"
-        return CaptureError(f"{self._name} cannot be captured: {first_line(error)} at {line_of(error)}; {advice}")
-
-    def _diagnose(self):
-        """Run `fn` once, watching its operations, and raise for the first that a graph cannot hold.
-
-        Inside compiled code there would be no operations to watch.
-        """
-        with Uncapturable(self._name, may_draw=not self._part, captures=self.captured):
-            outputs = self._uncompiled()
-        self._check_outputs(outputs)
-
 
 def _tensor_bytes(tree) -> int:
     """Of all tensors in a tree; what is listed twice counts once."""
     tensors = [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]
     return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
+
+
+def _can_be_put_back(output: torch.Tensor) -> bool:
+    """Not if it is expanded, so that elements share memory, or made in inference mode."""
+    return 0 not in output.stride() and not output.is_inference()
 
 
 @functools.cache

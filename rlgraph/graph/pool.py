@@ -12,8 +12,8 @@ from rlgraph.devices import torch_device
 from rlgraph.errors import UsageError
 from rlgraph.graph.capture import Graph, capture
 from rlgraph.graph.recording import pool_bytes
-from rlgraph.graph.state import check_tensors, generators_of, is_count, leaving_no_trace, tensors_of
-from rlgraph.graph.watch import name_of
+from rlgraph.graph.state import check_tensors, generators_of, is_count, leaving_no_trace, own_generator, tensors_of
+from rlgraph.graph.words import name_of
 
 SIZES = tuple(2**n for n in range(11))  # 1 to 1024
 
@@ -216,7 +216,7 @@ class GraphPool:
         """
         rows = len(given[0])
         # With torch's own generator, which needs no naming: else draws would differ, and look like a mixture.
-        with leaving_no_trace((self._state, graph.inputs), (*self._generators, _own_generator(graph.device))):
+        with leaving_no_trace((self._state, graph.inputs), (*self._generators, own_generator(graph.device))):
             _fill(graph.inputs, given)
             filled = [buffer for buffer in graph.inputs if copied and buffer.dtype != torch.bool]
             if filled:
@@ -259,10 +259,6 @@ def _checked_sizes(sizes) -> list[int]:
     if not isinstance(sizes, Iterable) or not (given := list(sizes)) or not all(map(is_count, given)):
         raise UsageError(f"sizes must be batch sizes, whole numbers of 1 or more, but are {sizes!r}")
     return sorted(set(given))
-
-
-def _own_generator(device: torch.device) -> torch.Generator:
-    return torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
 
 
 def _fullest_first(buffers, rows: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from rlgraph.devices import torch_device
 from rlgraph.errors import UsageError
-from rlgraph.graph.watch import name_of
+from rlgraph.graph.words import name_of
 
 
 def check_tensors(inputs: Sequence, fn: Callable) -> None:
@@ -77,6 +77,11 @@ def generators_of(generators: object) -> tuple[torch.Generator, ...]:
     if isinstance(generators, list | tuple) and all(isinstance(each, torch.Generator) for each in generators):
         return tuple(generators)
     raise UsageError(f"generators are torch.Generators in a list or a tuple, not {generators!r}")
+
+
+def own_generator(device: torch.device) -> torch.Generator:
+    """The one that draws without a generator come from; `device` with its index."""
+    return torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
 
 
 @contextlib.contextmanager

@@ -1,17 +1,20 @@
 """What a graph cannot hold: found by watching a call of the function, and said with its line and its cure."""
 
 import contextlib
+import pickle
+import random
 import threading
 import traceback
 import types
 import warnings
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlgraph.errors import CaptureError
+from rlgraph.graph.words import INSIDE, line_of
 
 # Operations that need the host in the middle of the work, and what to write in their place.
 # The names are ATen's; `masked` stands for indexing by a boolean tensor.
@@ -38,8 +41,6 @@ A_DRAW = (
     "draws that count on the device, such as those of rlgraph.kernels"
 )
 
-# Where code begins that is not the user's.
-INSIDE = (*(str(Path(file).parent) for file in (torch.__file__, __file__)), warnings.__file__, "<")
 SYNCHRONISES = "called a synchronizing CUDA operation"  # torch's words in its synchronisation debug mode
 
 
@@ -128,17 +129,6 @@ def _reads_on_the_host(optimizer: torch.optim.Optimizer) -> str:
     return f"{reads}; make it with {option}=True"
 
 
-def line_of(error: BaseException | None) -> str:
-    """file:line of the innermost frame outside torch and this package, of an error or of the current call."""
-    frames = traceback.extract_tb(error.__traceback__) if error else traceback.extract_stack()
-    outside = [frame for frame in frames if not frame.filename.startswith(INSIDE)]
-    if not outside:
-        return "an unknown line"
-    frame, most = outside[-1], 100
-    line = frame.line if len(frame.line) <= most else f"{frame.line[:most]}..."
-    return f"{frame.filename}:{frame.lineno} ({line})"
-
-
 @contextlib.contextmanager
 def synchronising_is_an_error_in_this_thread():
     """torch's debug mode is the whole process's: with "error", `.item()` in another thread would raise there.
@@ -162,3 +152,37 @@ def synchronising_is_an_error_in_this_thread():
             yield
         finally:
             torch.cuda.set_sync_debug_mode(mode)
+
+
+class HostDraws:
+    """Where the host's random generators stand: a graph draws nothing from them."""
+
+    def __init__(self, on_gpu: bool):
+        self._sources = {
+            "Python's random": (random.getstate, random.setstate),
+            "np.random": (np.random.get_state, np.random.set_state),
+        }
+        if on_gpu:  # else it is the device's own
+            self._sources["torch's generator on the CPU"] = (torch.get_rng_state, torch.set_rng_state)
+        self._states = {name: get() for name, (get, _) in self._sources.items()}
+
+    def drawn_by(self, call: Callable) -> str | None:
+        """The first that is not where it was and that each of two calls moves: else it was another thread's draw.
+
+        Those that `call` draws from are put back.
+        """
+        now, drawn = self._states, list(self._sources)
+        for i in range(3):
+            if i and drawn:
+                with contextlib.suppress(Exception):
+                    call()
+            before, now = now, {name: self._sources[name][0]() for name in drawn}
+            drawn = [name for name in drawn if _content(before[name]) != _content(now[name])]
+        for name in drawn:
+            self._sources[name][1](self._states[name])
+        return next(iter(drawn), None)
+
+
+def _content(state) -> object:
+    """Equal for equal states. A pickled tensor may hold the address of its memory."""
+    return state.tolist() if isinstance(state, torch.Tensor) else pickle.dumps(state)

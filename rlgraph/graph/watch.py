@@ -1,7 +1,20 @@
-"""What a captured function reads from Python: a graph has it baked in, so a change must not pass in silence."""
+"""What a captured function reads from Python: a graph has it baked in, so a change must not pass in silence.
 
-import contextlib
+The rule, whole:
+
+1. Watched is what the function's code names: its closure, globals, defaults, the arguments of a `functools.partial`,
+   the object that it is bound to, and the attributes of objects found there; a module counts with its submodules,
+   parameters, buffers and `training`, an optimiser with its groups, a list, tuple or dict with its first 64 items.
+2. Functions and methods found there (`__call__` and `forward` unnamed) belong to that code; what belongs to Python
+   or to LIBRARIES, such as torch, is not looked into, except torch's modules and optimisers.
+3. Numbers, strings and the like are compared by type and value, everything else by identity.
+
+What that does not see, such as items of an array or a file, `Graph.verify` finds: it compares a replay with a call.
+"""
+
+import functools
 import operator
+import sys
 import types
 from collections.abc import Callable
 
@@ -9,143 +22,183 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from rlgraph.graph.host_draws import HostDraws
-from rlgraph.graph.user_code import reads_of, warn
-from rlgraph.graph.walk import MISSING, SIMPLE, Walk, name_of, short
+from rlgraph.graph.words import name_of, warn
 
-GONE = (LookupError, AttributeError, ValueError)  # how a container, an object and a variable say it
+LIBRARIES = {"torch", "functorch", "numpy", "triton", "cuda", "jax", "gymnasium", "array_api_compat"}
+LIBRARIES |= {"warp", "mujoco", "mujoco_warp"}
+SIMPLE = (bool, int, float, complex, str, bytes, type(None), range, slice, torch.device, torch.dtype, np.generic)
+ITEMS = 64  # of a list, tuple or dict
+MOST = 2000  # values
+MISSING, WRITES = object(), torch.Tensor._version.__get__
 
 
-class Watched:
-    """What `fn` reaches from Python, as it is when this is made: `change` says what has become of it.
+class Watch:
+    """What `fn` reads by the rule above, as it stands when this is made.
 
-    It looks at the arguments of `functools.partial`, the object of a bound method, closures, defaults, globals that the
-    code names, and from there at attributes, lists, tuples and dicts; of `torch.nn.Module` at parameters, buffers,
-    submodules, `training` and hooks; of optimisers at `param_groups` and `state`. An attribute counts if code that has
-    run reads one of that name: what is only written there, or only used elsewhere, may change.
-
-    Objects are told apart by identity; numbers, strings and tuples of them by type and value. What code looks for in
-    vain, by `getattr` with a default, `hasattr`, `AttributeError` or a class in a `match`, may not come to be there;
-    nor a method or class value that was read, in the object or a nearer class, nor a hook of a module that ran.
-
-    What it does not do: it does not look into objects of Python, numpy and torch (see `user_code.LIBRARIES`), so not at
-    an iterator's place, the items of a bytearray or an `array.array`, `os.environ`, nor at torch's own settings, such
-    as the default dtype or autocast; nor into an object that raises when it is looked at, or a dict or list whose class
-    has a `__getitem__` of its own; not at the elements of a numpy array of more than SMALL bytes; not beyond DEPTH,
-    MOST, LOOKS and LONGEST, and a warning names the first thing beyond; not at keys added to a dict, which may be
-    a cache; not at attributes whose name is in no code that ran, as it is put together; not at an exchanged `__class__`
-    or `__dict__`, a replaced class, module or function of a library, a global that hides a builtin, or hooks of tensors
-    and optimisers; not at what only code in other threads reads, such as the backward of an autograd.Function on a GPU;
-    and not at a tensor whose memory is exchanged by `tensor.data = ...`, but for the first parameter of a module, which
-    tells `module.half()`.
-
-    Args:
-        fn: the function.
-        device: where it runs; on a GPU tensors on the CPU are watched too, as one number of them is baked in.
-        ran: the code that a call of `fn` runs, see `user_code.code_that_runs`; None: all attributes count.
+    On a GPU as `device` writes to tensors on the CPU count, too: their numbers are baked in.
     """
 
-    def __init__(self, fn: Callable, device: torch.device | None = None, ran: set[types.CodeType] | None = None):
-        walk = Walk(fn, device, ran)
-        unknown = [code for code in (ran or set()) - walk.methods if reads_of(code).own]
-        if unknown:  # they have a `self`, but are the methods of nothing that is reached
-            walk = Walk(fn, device, ran, unknown)
-        # Not what else the walk holds: results of the call before would live as long as this.
-        self._items, self._item_names = walk.items, walk.item_names
-        self._gets, self._get_names = walk.gets, walk.get_names
-        self._lacking, self._lacked, self._lack_names = walk.lacking, walk.lacked, walk.lack_names
-        self._hooks = walk.hooks
-        self._generators = walk.generators
-        if (name := walk.left_out()) is not None:
-            warn(
-                f"{name_of(fn)} reads more Python values than are watched: a change of {name}, and of what comes after "
-                "it, will not be noticed; keep what changes in tensors"
-            )
-
-    def __len__(self):
-        return len(self._items) + len(self._gets) + len(self._lacked) + len(self._hooks)
+    def __init__(self, fn: Callable, device: torch.device | None = None):
+        self._on_gpu = device is not None and device.type == "cuda"
+        self._names, known = {"__call__", "forward"}, 0
+        while known < len(self._names):  # each walk may find code that names more
+            known, self._seen, self._entries, self._full = len(self._names), {}, [], None
+            self._visit(fn, name_of(fn))
+        del self._seen  # results of a call would live as long as this
+        if self._full is not None:
+            warn(f"{name_of(fn)} reads more than {MOST} Python values: a change of {self._full} will not be noticed")
 
     def change(self) -> str | None:
-        """What is no longer as it was, the first of it: "scale of Policy was 1.0 and is 0.5". None: nothing.
-
-        This runs at every replay: about 2 µs for 50 values, and less for elements of lists.
-        """
+        """The first change in words, "Policy.scale was 1.0 and is 0.5"; None: there is none. About 0.06 µs a value."""
         try:
-            for container, key, value in self._items:
-                if container[key] is not value:
+            for get, owner, key, then, _ in self._entries:
+                now = get(owner, key)
+                if now is not then and (type(now) is not int or type(then) is not int or now != then):
                     return self._first_change()
-            for get, owner, value in self._gets:
-                now = get(owner)
-                if now is not value and (type(now) is not int or type(value) is not int or now != value):
-                    return self._first_change()
-            if any(map(operator.contains, self._lacking, self._lacked)) or any(self._hooks):
-                return self._first_change()
-        except GONE:
+        except Exception:  # it is gone, and each kind of object says that in its own way
             return self._first_change()
         return None
 
     def _first_change(self) -> str | None:
-        for entries, names, get in (
-            (self._items, self._item_names, operator.getitem),
-            (self._gets, self._get_names, lambda get, owner: get(owner)),
-        ):
-            for i, (first, second, then) in enumerate(entries):
-                try:
-                    now = get(first, second)
-                except GONE:
-                    return f"{names[i]} was {short(then)} and is gone"
-                if not _same(then, now):
-                    return _in_words(names[i], then, now)
-                entries[i] = (first, second, now)  # an equal one: the next look is quick again
-        for container, key, name in zip(self._lacking, self._lacked, self._lack_names):
-            if key in container:
-                return f"there was no {name} of its own and there is one"
-        return "there was no hook of a module and there is one" if any(self._hooks) else None
+        return next((words for _, words in self._changes()), None)
 
-    def forgives(self, call: Callable) -> bool:
-        """Whether what has changed are only results: attributes that every call writes before it reads them.
+    def rebound(self, call: Callable) -> str | None:
+        """What every call changes, and reads before it writes it, in words.
 
-        To find out, `call` runs with something in their place that cannot be used. They are not watched any more.
+        What a call only keeps in an attribute is no such thing, and is not watched any more. To tell them apart,
+        `call` runs with something unusable in the place of all that has changed.
         """
-        changed = [i for i, entry in enumerate(self._items) if _is_replaced(*entry)]
-        for i in changed:
-            container, key, _ = self._items[i]
-            container[key] = _UNUSABLE
+        changes = dict(self._changes())
+        changed = [self._entries[i] for i in changes]
+        replaced = [entry for entry in changed if entry[0] is operator.getitem and isinstance(entry[1], dict)]
+        for _, owner, key, *_ in replaced:
+            owner[key] = UNUSABLE
         try:
-            outputs = tree_leaves(call())
-            held = [container[key] for container, key, _ in self._items]
-        except Exception:  # whatever it raises where it needs the value: then that is no mere result
-            return False
-        if any(value is _UNUSABLE for value in (*outputs, *held)):
-            return False
-        for i in reversed(changed):
-            del self._items[i], self._item_names[i]
-        return self.change() is None
+            held = [*(tree_leaves(call()) if changes else ()), *map(_now, self._entries)]
+        except Exception:  # whatever it raises where it needs the value
+            held = [UNUSABLE]
+        if len(replaced) < len(changed) or any(each is UNUSABLE for each in held):
+            self.put_back()
+            return next(iter(changes.values()))
+        self._entries = [entry for i, entry in enumerate(self._entries) if i not in changes]
+        return None
 
-    def host_draws(self) -> HostDraws:
-        """The random generators of the host that are reached, as they stand."""
-        return HostDraws(self._generators)
+    def put_back(self) -> None:
+        """Make every watched value what it was."""
+        for entry in self._entries:
+            get, owner, key, then, _ = entry
+            if owner is len:
+                del key[then:]
+            elif isinstance(owner, list) and key >= len(owner):
+                owner.append(then)
+            elif get is not operator.call and _now(entry) is not then:
+                (setattr if get is getattr else operator.setitem)(owner, key, then)
 
+    def _changes(self):
+        """Index and words of each."""
+        for i, entry in enumerate(self._entries):
+            get, owner, key, then, name = entry
+            now = _now(entry)
+            if _same(then, now):
+                self._entries[i] = (get, owner, key, now, name)  # an equal one: the next look is quick again
+            elif now is MISSING:
+                yield i, f"{name} was {_short(then)} and is gone"
+            elif isinstance(then, SIMPLE) or isinstance(now, SIMPLE) or type(then) is not type(now):
+                yield i, f"{name} was {_short(then)} and is {_short(now)}"
+            else:
+                kind = "tensor" if isinstance(now, torch.Tensor) else type(now).__name__
+                yield i, f"{name} is another {kind} than it was"
 
-@contextlib.contextmanager
-def putting_back_python(fn: Callable, device: torch.device, call: Callable, always: bool = False):
-    """After an error, or always, the Python values that `fn` reads are what they were, and what it draws from.
+    def _item(self, get, owner, key, name):
+        entry = (get, owner, key, None, name)
+        if len(self._entries) >= MOST:
+            self._full = self._full or name
+        elif (value := _now(entry)) is not MISSING:
+            self._entries.append((get, owner, key, value, name))
+            self._visit(value, name)
 
-    `call` calls `fn` and leaves no trace in tensors: to find out whether it is `fn` that has moved a generator.
-    """
-    walk = Walk(fn, device)
-    draws = HostDraws(walk.generators)
-    done = False
-    try:
-        yield draws
-        done = not always
-    except Exception:  # not Ctrl-C, after which nothing more is called
-        draws.drawn_by(lambda: (walk.put_back(), call()))  # from where the first one began
-        raise
-    finally:
-        if not done:
-            walk.put_back()
-            draws.put_back()
+    def _visit(self, value, name):
+        if isinstance(value, SIMPLE) or id(value) in self._seen:
+            return
+        self._seen[id(value)] = value  # kept: an id may be used again
+        if isinstance(value, torch.Tensor):
+            if self._on_gpu and value.device.type == "cpu" and not value.is_inference():
+                self._item(operator.call, WRITES, value, f"the number of writes to {name}, a CPU tensor,")
+        elif isinstance(value, functools.partial):
+            for part in (value.func, *value.args, *value.keywords.values()):
+                self._visit(part, name_of(part))
+        elif isinstance(value, types.MethodType):
+            self._visit(value.__self__, name_of(value.__self__))
+            self._visit(value.__func__, name)
+        elif type(value) in (list, tuple, dict):
+            self._content(value, name)
+        elif isinstance(value, torch.optim.Optimizer):
+            for key in ("state", "param_groups"):  # load_state_dict exchanges both
+                self._item(operator.getitem, vars(value), key, f"{name}.{key}")
+            for i, group in enumerate(value.param_groups):
+                self._content(group, f"{name}.param_groups[{i}]")
+        else:
+            self._object(value, name)
+
+    def _content(self, value, name):
+        if isinstance(value, list) and len(value) <= ITEMS:
+            self._item(operator.call, len, value, f"the length of {name}")
+        for key in list(value if isinstance(value, dict) else range(len(value)))[:ITEMS]:
+            self._item(operator.getitem, value, key, f"{name}[{key!r}]")
+
+    def _object(self, value, name):
+        own = getattr(value, "__dict__", {}) if not isinstance(value, type) else {}
+        if isinstance(value, types.FunctionType | functools._lru_cache_wrapper):
+            self._visit(own.get("__wrapped__"), name)
+            if isinstance(value, types.FunctionType) and not _is_library(value.__globals__.get("__name__")):
+                self._function(value)
+            return
+        kind = value if isinstance(value, type) else type(value)
+        of_torch = isinstance(value, torch.nn.Module) and _is_library(kind.__module__)
+        if isinstance(value, types.ModuleType):
+            if _is_library(value.__name__):
+                return
+        elif _is_library(kind.__module__) and not of_torch and kind is not types.SimpleNamespace:
+            return
+        if isinstance(value, torch.nn.Module):
+            self._module(own, name)
+        for key in list(own):
+            plain = of_torch and not key.startswith("_") and isinstance(own[key], (*SIMPLE, tuple))
+            if plain or (key in self._names and not key.startswith("__")):
+                self._item(operator.getitem, own, key, f"{name}.{key}")
+        self._class(value, kind, own, name)
+
+    def _module(self, own, name):
+        self._item(operator.getitem, own, "training", f"{name}.training")
+        for part in ("_parameters", "_buffers", "_modules"):
+            for key in list(own.get(part, ())):
+                self._item(operator.getitem, own[part], key, f"{name}.{key}")
+        if (first := next(iter(own.get("_parameters", {}).values()), None)) is not None:
+            self._item(
+                operator.call, torch.Tensor.data_ptr, first, f"the address of {name}'s first parameter"
+            )  # module.half()
+
+    def _class(self, value, kind, own, name):
+        """The methods of an object's class, and the values that the object finds there."""
+        members = [(key, member) for base in kind.__mro__ for key, member in vars(base).items() if key in self._names]
+        for key, member in [] if _is_library(kind.__module__) else members:
+            run = next((getattr(member, of) for of in ("__func__", "fget", "func") if hasattr(member, of)), member)
+            is_value = isinstance(member, types.MemberDescriptorType) or not hasattr(type(member), "__get__")
+            if isinstance(run, types.FunctionType | functools._lru_cache_wrapper):
+                self._visit(run, f"{name}.{key}")
+            elif is_value and key not in own and not key.startswith("__"):
+                self._item(getattr, value, key, f"{name}.{key}")
+
+    def _function(self, fn):
+        names = _names_of(fn.__code__)
+        self._names |= names
+        for variable, cell in zip(fn.__code__.co_freevars, fn.__closure__ or ()):
+            self._item(getattr, cell, "cell_contents", variable)
+        for name in sorted(names & fn.__globals__.keys()):
+            is_value = isinstance(fn.__globals__[name], SIMPLE)
+            self._item(operator.getitem, fn.__globals__, name, f"global {name}" if is_value else name)
+        for part in ("__defaults__", "__kwdefaults__"):
+            self._item(getattr, fn, part, f"{fn.__name__}.{part}")
 
 
 class _Unusable:
@@ -158,11 +211,26 @@ class _Unusable:
     __hash__ = None
 
 
-_UNUSABLE = _Unusable()
+UNUSABLE = _Unusable()
 
 
-def _is_replaced(container, key, value) -> bool:
-    return type(container) is dict and not _same(value, container.get(key, MISSING))
+def _is_library(module: str | None) -> bool:
+    """Whether a module's objects are not the user's. Of rlgraph, that is what handles graphs."""
+    root = (module or "").split(".")[0]
+    return root in sys.stdlib_module_names or root in LIBRARIES or (module or "").startswith("rlgraph.graph.")
+
+
+def _names_of(code) -> set[str]:
+    inner = (_names_of(const) for const in code.co_consts if isinstance(const, types.CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def _now(entry):
+    get, owner, key, *_ = entry
+    try:
+        return get(owner, key)
+    except Exception:  # a user's object may raise anything
+        return MISSING
 
 
 def _same(then, now) -> bool:
@@ -172,18 +240,11 @@ def _same(then, now) -> bool:
         return False
     if isinstance(then, (float, complex, np.inexact)):
         return repr(then) == repr(now)  # a NaN is the same, and another sign of a zero is not
-    if isinstance(then, (*SIMPLE, frozenset)):
-        return bool(then == now)
     if isinstance(then, tuple):
         return len(then) == len(now) and all(map(_same, then, now))
-    return isinstance(then, types.MethodType) and then == now
+    return isinstance(then, SIMPLE) and bool(then == now)
 
 
-def _in_words(name, then, now) -> str:
-    if isinstance(then, SIMPLE) or isinstance(now, SIMPLE) or type(then) is not type(now):
-        return f"{name} was {short(then)} and is {short(now)}"
-    if type(then) is tuple and len(then) == len(now):
-        i = next(i for i in range(len(then)) if not _same(then[i], now[i]))
-        return _in_words(f"{name}[{i}]", then[i], now[i])
-    kind = "tensor" if isinstance(now, torch.Tensor) else type(now).__name__
-    return f"{name} is another {kind} than it was"
+def _short(value) -> str:
+    text = repr(value) if isinstance(value, (*SIMPLE, tuple)) else f"a {type(value).__name__}"
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from rlgraph.errors import UsageError
+from rlgraph.graph.bindings import check_driver
 from rlgraph.graph.capture import Graph
-from rlgraph.graph.device import bindings
+from rlgraph.graph.device import nodes
 from rlgraph.graph.recording import RECORDING
 from rlgraph.graph.state import check_tensors, is_count, tensors_of
 
@@ -78,12 +79,12 @@ class Decided:
         self._condition, self._loop = condition, loop
         self._state = [*tensors_of(state), condition]  # warming up writes that too
         self._watches = watch
-        self._most = bindings.NEVER if most is None else most
+        self._most = nodes.NEVER if most is None else most
         self._count = torch.zeros((), dtype=torch.int64, device=self.device)
         self.captured = condition.is_cuda
         self.replays = 0
         if self.captured:
-            bindings.check_driver(*self.NEEDS)
+            check_driver(*self.NEEDS)
         self._parts = []
         for part in list(body) if isinstance(body, Sequence) else [body]:
             self._parts.append(self._part(part, self._parts))
@@ -132,7 +133,7 @@ class Decided:
             with RECORDING, torch.cuda.device(self.device):
                 self._graph = self._built()
 
-    def _built(self) -> bindings.Handmade:
+    def _built(self) -> nodes.Handmade:
         raise NotImplementedError
 
     def _run_on_host(self) -> None:
@@ -150,7 +151,7 @@ class Decided:
 class Conditional(Decided):
     """What `while_graph` and `if_graph` make: a conditional node, which can be part of another one."""
 
-    NEEDS = bindings.CONDITIONAL_NODES, "a loop or a branch inside a graph"
+    NEEDS = nodes.CONDITIONAL_NODES, "a loop or a branch inside a graph"
     MADE_BY = "while_graph or if_graph"
 
     def __init__(self, body, condition, state, most, loop, watch):
@@ -164,8 +165,8 @@ class Conditional(Decided):
             raise UsageError(f"a loop or a branch on {part.device} cannot be part of one on {self.device}")
         return part
 
-    def _built(self) -> bindings.Handmade:
-        made = bindings.Handmade()
+    def _built(self) -> nodes.Handmade:
+        made = nodes.Handmade()
         self._add_to(made.graph, None)
         made.instantiate()
         return made
@@ -173,12 +174,12 @@ class Conditional(Decided):
     def _add_to(self, graph, after):
         """Add the nodes to a graph, after one of its nodes (None: at its beginning). Returns the last one."""
         arguments = self._condition, self._count, self._most, self._loop
-        node, body, close = bindings.add_conditional(graph, after, *arguments)
+        node, body, close = nodes.add_conditional(graph, after, *arguments)
         last = None
         for part in self._parts:
             # CUDA takes no conditional node inside a child graph: those are added to the body itself.
             nested = isinstance(part, Conditional)
-            last = part._add_to(body, last) if nested else bindings.add_child(body, last, part.raw)
+            last = part._add_to(body, last) if nested else nodes.add_child(body, last, part.raw)
         close(last)
         return node
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from rlgraph.errors import GraphError
-from rlgraph.graph.device import bindings
+from rlgraph.graph.device import nodes
 from rlgraph.graph.device.control import Decided
 
 
@@ -73,7 +73,7 @@ def launch_beside(
 class _Launching(Decided):
     """What is common: launches by a kernel, which can fail on the device."""
 
-    NEEDS = bindings.DEVICE_LAUNCH, "a launch from the device"
+    NEEDS = nodes.DEVICE_LAUNCH, "a launch from the device"
 
     def __init__(self, body, condition, state, most, loop, watch):
         super().__init__(body, condition, state, most, loop, watch)
@@ -87,12 +87,12 @@ class _Launching(Decided):
         """
         count = super().iterations()
         if code := int(self._error):
-            raise GraphError(f"cudaGraphLaunch failed on the device: {bindings.error_name(code)}")
+            raise GraphError(f"cudaGraphLaunch failed on the device: {nodes.error_name(code)}")
         return count
 
     def _add_launch(self, graph, after, launched, stream, when):
         arguments = launched, stream, self._condition, self._count, self._most, when, self._error
-        return bindings.add_launch(graph, after, *arguments)
+        return nodes.add_launch(graph, after, *arguments)
 
 
 class Relaunching(_Launching):
@@ -104,13 +104,13 @@ class Relaunching(_Launching):
         super().__init__(body, condition, state, most, True, watch)
         self._build()
 
-    def _built(self) -> bindings.Handmade:
-        self._again = bindings.Handmade()
+    def _built(self) -> nodes.Handmade:
+        self._again = nodes.Handmade()
         last = _add_children(self._again.graph, None, self._parts)
-        self._add_launch(self._again.graph, last, 0, bindings.TAIL, bindings.AFTER_ITERATION)
+        self._add_launch(self._again.graph, last, 0, nodes.TAIL, nodes.AFTER_ITERATION)
         again = self._again.instantiate_for_kernels()
-        before = bindings.Handmade()
-        self._add_launch(before.graph, None, again, bindings.TAIL, bindings.BEFORE_LOOP)
+        before = nodes.Handmade()
+        self._add_launch(before.graph, None, again, nodes.TAIL, nodes.BEFORE_LOOP)
         before.instantiate()
         return before
 
@@ -130,13 +130,13 @@ class Beside(_Launching):
     def _all_parts(self) -> list:
         return [*self._first, *self._parts, *self._body]
 
-    def _built(self) -> bindings.Handmade:
-        self._aside = bindings.Handmade()
+    def _built(self) -> nodes.Handmade:
+        self._aside = nodes.Handmade()
         _add_children(self._aside.graph, None, self._parts)
         aside = self._aside.instantiate_for_kernels()
-        whole = bindings.Handmade()
+        whole = nodes.Handmade()
         last = _add_children(whole.graph, None, self._first)
-        last = self._add_launch(whole.graph, last, aside, bindings.FIRE_AND_FORGET, bindings.AS_IF)
+        last = self._add_launch(whole.graph, last, aside, nodes.FIRE_AND_FORGET, nodes.AS_IF)
         _add_children(whole.graph, last, self._body)
         whole.instantiate()
         return whole
@@ -152,5 +152,5 @@ class Beside(_Launching):
 def _add_children(graph, after, parts):
     """Add captured parts to a graph, one after the other. Returns the last node."""
     for part in parts:
-        after = bindings.add_child(graph, after, part.raw)
+        after = nodes.add_child(graph, after, part.raw)
     return after

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlgraph.graph.inspect.info import Node, Topology, in_order, short_name, successors
+from rlgraph.graph.inspect.names import short_name
+from rlgraph.graph.topology import Node, Topology, in_order, successors
 
 MOST_NESTED = 3  # repetitions inside repetitions
 LONGEST_REPEATED = 1024  # nodes that are looked for as one repetition

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
 from rlgraph.graph.inspect.draw import COLORS, OTHER_COLOR, TIMES, Box, Chain, Repeat, boxes, chains
-from rlgraph.graph.inspect.info import Topology
+from rlgraph.graph.topology import Topology
 
 # In px.
 HIGH, NARROWEST, LETTER, PADDING = 22, 60, 6.2, 16  # a box: its height; its width by its label's letters
